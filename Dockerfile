@@ -3,7 +3,7 @@
 #   docker build --build-arg ACCELERATOR=cuda -t limba:cuda .        # cpu, tpu, cuda, cuda12 or rocm (with PYTHON=3.11)
 #   docker run --gpus all -v "$PWD/runs:/runs" limba:cuda gin/demo.gin MODEL_DIR=/runs/demo
 #
-# The wheels bring CUDA's libraries, so a small base image is enough; the host has the driver. docs/containers.md
+# The wheels bring CUDA's libraries, so a small base image is enough; the host has the driver. docs/install.md
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim-bookworm
 

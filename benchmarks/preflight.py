@@ -1,4 +1,4 @@
-"""Figures of docs/preflight.md: which models fit which chips, as their compilers say, and what a start takes.
+"""Figures of docs/development/preflight.md: which models fit which chips by their compilers, and what a start takes.
 
     python -m benchmarks.preflight table --out=DIR    # all models on all topologies; again, only the missing ones
     python -m benchmarks.preflight table --out=DIR --models=base,large --topologies=v4-8,h100-8

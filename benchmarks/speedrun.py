@@ -11,9 +11,9 @@ A board is a folder: the divided text, a Limba run for each trial, and results.j
 again; one that was stopped is resumed. `sweep` runs rates and seeds of a recipe side by side in one program, which
 suits a card; `law` says how the best rate falls with the steps. Runs are evaluated on the search-evaluation part of the
 text, and with --final on the final-evaluation part. `table` prints every result as Markdown and draws the curves.
-`proof` judges a recipe beside others by paired runs, and names no winner without the rules of docs/board.md. `corpus`
+`proof` judges a recipe beside others by paired runs, and names no winner without the rules of the page below. `corpus`
 makes a corpus of a language from Debian's documentation packages, or of Aozora Bunko's texts.
-docs/board.md has the rules.
+docs/development/board.md has the rules.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Block(NamedTuple):
 def blocks() -> list[Block]:
     """Returns the blocks that run; one that stands on several pages is one."""
     found: dict[str, Block] = {}
-    for page in sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"]):
+    for page in sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]):
         for slowly, packages, runs, language, text in BLOCK.findall(page.read_text()):
             if language == "python":
                 text = f"python - <<'PYTHON'\n{text}PYTHON\n"
@@ -84,13 +84,14 @@ def blocks() -> list[Block]:
 
 
 def guides() -> list[str]:
+    """Returns the pages for users, as the site's navigation has them."""
     text = (ROOT / "mkdocs.yml").read_text()
-    return re.findall(r"- (\S+\.md)$", text.partition("- Guides:")[2].partition("- Reference:")[0], re.MULTILINE)
+    return re.findall(r"- (\S+\.md)$", text.partition("- index.md")[2].partition("- Reference:")[0], re.MULTILINE)
 
 
 def test_each_guide_begins_with_a_command_that_runs() -> None:
     assert guides() and blocks()
-    for page in [*guides(), "start.md", "start.ja.md", "start.ro.md"]:
+    for page in guides():
         text = (ROOT / "docs" / page).read_text()
         match = BLOCK.search(text)
         assert match is not None, f"docs/{page} has no block marked as runnable"
@@ -100,9 +101,9 @@ def test_each_guide_begins_with_a_command_that_runs() -> None:
 def is_program(language: str, begins: str, page: str) -> bool:
     """Whether a block is one of bash, gin or Python: by its language, or by its first line where it names none.
 
-    The commands of other scripts on one page are run by tests/cli/test_script_page.py, all of them.
+    The commands of other scripts on these pages are run by tests/cli/test_script_page.py, all of them.
     """
-    if not language and page != "coming_from_huggingface.md":
+    if not language and page not in ("coming_from_huggingface.md", "huggingface_scripts.md"):
         return bool(re.match(r" *(limba|bash|python\S*|pip|git|gcloud|from|import|include|[\w./]+ *=) ?", begins))
     return language in ("bash", "sh", "shell", "console", "gin", "python", "py")
 
@@ -111,7 +112,7 @@ def is_program(language: str, begins: str, page: str) -> bool:
 def test_every_block_runs_or_says_why_not() -> None:
     """README.md's are run by tests/run/test_readme.py, since a page that everybody reads has no room for marks."""
     bare = []
-    for page in sorted([*ROOT.glob("docs/*.md"), ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]):
+    for page in sorted([*ROOT.glob("docs/**/*.md"), ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]):
         lines = page.read_text().splitlines()
         is_inside = False
         for number, line in enumerate(lines):
@@ -160,7 +161,7 @@ def fill(folder: Path, corpus: Path, vocabulary: Path) -> None:
     lines = corpus.read_text(encoding="utf-8").splitlines()
     texts = [" ".join(json.loads(line)["text"].split()) for line in lines]
     packed = gzip.compress(corpus.read_bytes())
-    pair = json.dumps({"inputs": "The module ___ a file.", "targets": "reads"}) + "\n"
+    pairs = [json.dumps({"inputs": f"The module {number} ___ a file.", "targets": "reads"}) for number in range(400)]
     script = {
         "config_name": "model", "tokenizer_name": "byte", "train_file": "data/a.jsonl", "output_dir": "out",
         "max_seq_length": 64, "per_device_train_batch_size": 8, "do_train": True,
@@ -169,7 +170,7 @@ def fill(folder: Path, corpus: Path, vocabulary: Path) -> None:
         "data/a.jsonl": corpus.read_bytes(), "corpus/a.jsonl": corpus.read_bytes(), "corpus.jsonl": corpus.read_bytes(),
         "corpus/a.jsonl.gz": packed, "nb/a.jsonl.gz": packed, "fr.jsonl.gz": packed, "BUCKET/text/a.jsonl.gz": packed,
         "corpus/a.txt": "\n".join(texts), "ro.txt": "\n".join(texts), "texts.txt": "\n".join(texts[:4]),
-        "in.txt": "The module ___ a file.\nA list ___ values.\n", "pairs.jsonl": pair * 4,
+        "in.txt": "The module ___ a file.\nA list ___ values.\n", "pairs.jsonl": "\n".join(pairs),
         "my.model": vocabulary.read_bytes(), "vocabulary.model": vocabulary.read_bytes(), "lm.gin": LM,
         "gin/my_run.gin": MINE, "my_run.gin": MINE, "gin/my_base.gin": MINE,
         "model/config.json": json.dumps(SCRIPT), "config.json": json.dumps(script),

@@ -35,7 +35,7 @@ FOLDERS = "|".join(
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./*{{}},-]*|[\w/]+/\w+\.py")
 # What lies elsewhere: files that a reader makes, T5X's, and what only the wheel has.
 ELSEWHERE = re.compile(
-    r"gin/my_|(?:tasks|gin|launch)/(?:nb|mine)|requirements/|vocabulary/|prepared\.|mt5|ro_test|en_test|from_json|in\.txt|held_out|examples/t5|limba/shipped"
+    r"gin/my_|(?:tasks|gin|launch)/(?:nb|mine|fo)|FAMILY|NAME|requirements/|vocabulary/|prepared\.|mt5|ro_test|en_test|from_json|in\.txt|held_out|examples/t5|limba/shipped"
 )
 COMMAND = re.compile(r"(?<!from )(?<![\w/.-])limba ([a-z0-9_]+)")
 MODULE = re.compile(r"python -m ((?:launch|convert|benchmarks)\.\w+)")
@@ -47,6 +47,15 @@ MACROS = {
     for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)
 }
 T5X_MACROS = {name for path in t5x.PATHS for name in (t5x.include_file(path) or ((), {}))[1] if "." not in name}
+# How names of other programs begin: NVIDIA's, jax's, Cloud TPU's and so on, a status of TensorFlow's, a macro of T5X's.
+OF_OTHERS = ("NCCL_", "CUDA_", "XLA_", "JAX_", "WANDB_", "TFDS_", "HF_", "UV_", "TPU_", "DATA_LOSS", "NUM_EMBEDDINGS")
+# Flags of Docker, sbatch, xpk, CTranslate2 and lm-evaluation-harness; XLA's begin with xla_.
+FLAGS_OF_OTHERS = (
+    "privileged", "cpus-per-task", "max-restarts", "num_fewshot", "limit", "include_path", "output_path", "log_samples",
+    "copy_files",
+)  # fmt: skip
+# Of T5X and EuroBERT, and those that tests plant.
+PAGES_OF_OTHERS = ("docs/models.md", "docs/trainer.md", "docs/singing.md", "docs/index.md")
 BLOCKS = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`]+)`")
 
@@ -136,7 +145,11 @@ def test_files_exist() -> None:
 
 
 def test_the_tree_of_the_architecture_page_is_whole() -> None:
-    (tree,) = [block for block in BLOCKS.findall((ROOT / "docs/architecture.md").read_text()) if "limba/\n" in block]
+    (tree,) = [
+        block
+        for block in BLOCKS.findall((ROOT / "docs/development/architecture.md").read_text())
+        if "limba/\n" in block
+    ]
     words = set(re.findall(r"\w+", tree))
     modules = {path.stem for path in (ROOT / "limba").rglob("*.py")} - {"__init__", "__main__"}
     moved = {path.stem for path in (ROOT / "limba").rglob("*.py") if path.read_text().startswith('"""Moved to ')}
@@ -165,11 +178,25 @@ def test_commands_and_their_flags_exist() -> None:
     assert_of_all_pages(unknown_commands)
 
 
+@functools.cache
+def spelt_by_programs() -> str:
+    """Returns the text of all programs that a page may name flags and variables of."""
+    programs = ("launch/*.sh", "convert/*.sh", "limba/**/*.py", "benchmarks/*.py", "examples/*", "tests/*.sh")
+    files = [path for pattern in programs for path in ROOT.glob(pattern) if path.is_file()]
+    return "".join(path.read_text() for path in [*files, ROOT / "Dockerfile", ROOT / "launch" / "apptainer.def"])
+
+
+def has_field(owner: str, field: str) -> bool:
+    """Whether a class of limba/config has a field; True for a class that is none of them."""
+    found = getattr(config, owner, None)
+    return found is None or field in fields_of(found) or hasattr(found, field)
+
+
 def unknown_gin_names(page: Path) -> Iterator[str]:
     for name in itertools.chain.from_iterable(GIN_NAME.findall(line) for line in code(page)):
         if name.startswith("config."):
             _, owner, field = name.split(".")
-            is_known = field in fields_of(getattr(config, owner))
+            is_known = owner == "CLASS" or (hasattr(config, owner) and has_field(owner, field))
         else:
             is_known = name in MACROS | T5X_MACROS | {"NAME"}
         if not is_known:
@@ -178,3 +205,59 @@ def unknown_gin_names(page: Path) -> Iterator[str]:
 
 def test_gin_names_exist() -> None:
     assert_of_all_pages(unknown_gin_names)
+
+
+def unknown_words(page: Path) -> Iterator[str]:
+    """Yields names and flags between backticks, without a command beside them, that no program and no gin file has."""
+    text = " ".join(BLOCKS.sub("", page.read_text()).split())
+    for span in INLINE.findall(text):
+        if match := re.match(r"([A-Z][A-Z0-9]*_[A-Z0-9_]+)( ?=|$)", span):
+            name = match[1]
+            is_known = name in MACROS | T5X_MACROS or re.search(rf"\b{name}\b", spelt_by_programs())
+            if not is_known and not name.startswith(OF_OTHERS):
+                yield f"names {name}"
+        for owner, field in re.findall(r"(?<![\w.])(?:config\.)?(\w+Config)\.([a-z]\w+)", span):
+            if not has_field(owner, field):
+                yield f"names {owner}.{field}"
+        if match := re.match(r"--([a-z][a-z_-]+)", span):
+            flag = match[1]
+            forms = {flag, flag.removeprefix("no-")}  # --no-scan may stand for --scan
+            is_known = flag in (*KNOWN, *generate.FLAGS, *FLAGS_OF_OTHERS) or flag.startswith("xla_")
+            is_known = is_known or not forms.isdisjoint(FLAG.findall(spelt_by_programs()))
+            if not is_known:
+                yield f"names --{flag}"
+
+
+def test_names_in_prose_exist() -> None:
+    assert_of_all_pages(unknown_words)
+
+
+@pytest.mark.parametrize(
+    ("planted", "find"),
+    [
+        ("`limba sing`", unknown_commands), ("`limba train --sing`", unknown_commands),
+        ("`--gin.SING_LOUD=1`", unknown_gin_names), ("`--gin.config.ModelConfig.sing=1`", unknown_gin_names),
+        ("`SING_LOUD = 1`", unknown_words), ("`ModelConfig.sing`", unknown_words), ("`--sing=1`", unknown_words),
+        ("`gin/singing.gin`", missing_files), ("[song](singing.md)", broken_links),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_found(planted: str, find: Callable[[Path], Iterable[str]], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\nWrite `limba train`, `TRAIN_STEPS`, `ModelConfig.dtype` or `--topology=v4-8`.\n")
+    assert not list(find(page))
+    page.write_text(f"{page.read_text()}\nOr {planted}.\n")
+    (fault,) = find(page)
+    assert "sing" in fault.lower()
+
+
+def test_pages_that_code_names_exist() -> None:
+    """In messages, --help and comments, which users read."""
+    missing = []
+    for folder in ("limba", "gin", "launch", "convert", "tasks", "tests", "benchmarks", "examples"):
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix not in (".py", ".gin", ".sh", ".md", ".def", ".ipynb"):
+                continue
+            for page in re.findall(r"(?<![\w/.-])docs/[\w/.-]+\.md", path.read_text()):
+                if page not in PAGES_OF_OTHERS and not (ROOT / page).is_file():
+                    missing.append(f"{path.relative_to(ROOT)} names {page}")
+    assert not missing, "\n".join(missing)

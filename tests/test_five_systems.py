@@ -1,4 +1,4 @@
-"""docs/five_systems.md: each row names a test that exists."""
+"""docs/development/five_systems.md: each row names a test that exists."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.lint
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "five_systems.md"
+PAGE = ROOT / "docs" / "development" / "five_systems.md"
 ROWS = [
     line for line in PAGE.read_text().splitlines() if line.startswith("| ") and not line.startswith(("| -", "| theirs"))
 ]

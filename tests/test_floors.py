@@ -1,4 +1,4 @@
-"""Imports go down only (docs/architecture.md), and each heavy library has its rooms.
+"""Imports go down only (docs/development/architecture.md), and each heavy library has its rooms.
 
 Each test looks at all files and names every place that breaks its rule. A module has its folder's floor. Only the
 folders of `limba/` (and run.py) are listed below; another one is an error.

@@ -107,3 +107,21 @@ def test_the_reference_has_every_field_command_and_name(site: Path) -> None:
     assert all(f'id="limba.{name}"' in api for name in limba.__all__)
     cells = re.findall(r"<td>(.*?)</td>", fields, re.DOTALL)
     assert not [cell for cell in cells if "\\|" in cell] and "<code>str | None</code>" in map(html.unescape, cells)
+
+
+@pytest.mark.night
+def test_pages_of_a_disk_are_searched(site: Path) -> None:
+    """Browsers start no worker for them; docs/site/iframe-worker.js stands in for one."""
+    from tests.browser import browser
+
+    faults: list[str] = []
+    with browser() as opened:
+        page = opened.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        for words, expected in (("preempted", "resume.html"), ("tokenizer", "data.html"), ("Windows", "install.html")):
+            page.goto(f"file://{site}/index.html")
+            page.locator(".md-search__input").press_sequentially(words)
+            page.locator(f".md-search-result__link[href*='{expected}']").first.wait_for(
+                state="attached", timeout=60_000
+            )
+    assert not faults

@@ -22,9 +22,11 @@ BESIDE = {  # pages of the repository that lie outside of docs/, by their addres
     "benchmarks.md": "benchmarks/README.md",
     "index.md": "README.md",
 }
+PICTURES = (".png", ".webp")
+WORKER = "iframe-worker.js"  # with which pages of a disk are searched
 LANGUAGES = ("ja", "ro")  # of translated pages, which are called NAME.ja.md
 WIDE = r"[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]"  # letters and signs of Japanese
-LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 CONFIG = "limba/config"
 FIRST_LINES = "Made from the code of this version."
 
@@ -161,9 +163,10 @@ def write(folder: Path) -> None:
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         text = linked(path.read_text(encoding="utf-8"), place)
         (folder / place).write_text(without_breaks(text) if ".ja." in place else text, encoding="utf-8")
-    for path in (ROOT / "docs").iterdir():
-        if path.is_file() and path.suffix != ".md":
-            shutil.copy(path, folder / path.name)
+    for path in (ROOT / "docs").rglob("*"):
+        if path.suffix in PICTURES:
+            shutil.copy(path, folder / path.relative_to(ROOT / "docs"))
+    shutil.copy(ROOT / "docs" / "site" / WORKER, folder / WORKER)
     for place, outside in BESIDE.items():
         text = linked((ROOT / outside).read_text(encoding="utf-8"), place)
         (folder / place).write_text(text, encoding="utf-8")
@@ -186,9 +189,12 @@ def without_breaks(markdown: str) -> str:
 
     >>> without_breaks("\u6f22\u5b57\\n\u304b\u306a\\n\\n* a\\n")
     '\u6f22\u5b57\u304b\u306a\\n\\n* a\\n'
+    >>> without_breaks("\u6f22\u3002\\n2\u3064")
+    '\u6f22\u30022\u3064'
     """
     blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
-    blocks[::2] = [re.sub(rf"(?<={WIDE})\n *(?={WIDE})", "", text) for text in blocks[::2]]
+    ends = rf"(?<={WIDE})\n *(?={WIDE})|(?<=[\u3001\u3002])\n *(?=[^\s|*#<`-]|`[^`])"
+    blocks[::2] = [re.sub(ends, "", text) for text in blocks[::2]]
     return "".join(blocks)
 
 
@@ -196,13 +202,13 @@ def linked(markdown: str, place: str) -> str:
     """Returns a page of the site with links to other pages of it; other files are only named.
 
     >>> linked("[a](../start.md#b) [c](../../CONTRIBUTING.md) [d](../../setup.py)", "development/libraries.md")
-    '[a](../start.md#b) [c](../contributing.md) [d] (`setup.py`)'
+    '[a](../start.md#b) [c](../contributing.md) d (`setup.py`)'
     """
     folder = (ROOT / BESIDE.get(place, f"docs/{place}")).parent
     by_path = {(ROOT / path).resolve(): uri for uri, path in BESIDE.items()}
 
     def link(match: re.Match[str]) -> str:
-        target, anchor = match[1], match[2] or ""
+        mark, words, target, anchor = match[1], match[2], match[3], match[4] or ""
         if "://" in target or target.startswith("mailto:"):
             return match[0]
         path = (folder / target).resolve()
@@ -210,7 +216,10 @@ def linked(markdown: str, place: str) -> str:
         if uri is None and path.is_relative_to(ROOT / "docs"):
             uri = path.relative_to(ROOT / "docs").as_posix()
         if uri is None:
-            return f"] (`{path.relative_to(ROOT).as_posix()}`)" if path.is_relative_to(ROOT) else match[0]
-        return f"]({posixpath.relpath(uri, posixpath.dirname(place) or '.')}{anchor})"
+            if not path.is_relative_to(ROOT):
+                return match[0]
+            place_in_repository = f"`{path.relative_to(ROOT).as_posix()}`"
+            return words if words == place_in_repository else f"{words} ({place_in_repository})"
+        return f"{mark}[{words}]({posixpath.relpath(uri, posixpath.dirname(place) or '.')}{anchor})"
 
     return LINK.sub(link, markdown)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from limba.training.checkpoints.branches import Branch
 
 ABOUT = """Trains on from a checkpoint of a run with a learning rate that falls to 0, in a directory of its own
-(docs/decay_and_merge.md). The branch has the parameters, the optimizer state and the data position of that step, and
-ends STEPS steps later. The run is not changed, and may go on training.
+(docs/development/decay_and_merge.md). The branch has the parameters, the optimizer state and the data position of that
+step, and ends STEPS steps later. The run is not changed, and may go on training.
 
     limba branch MODEL_DIR --decay=8000
     limba branch MODEL_DIR --decay=8000 --step=80000 --shape=linear --output=DIR --gin.EVAL_PERIOD=500
@@ -37,7 +37,7 @@ NAME in --gin.NAME=VALUE is a name of MODEL_DIR/config.gin or a field of limba/c
 uploaded nowhere unless these flags say so (--gin.EXPORT_TO, --gin.HUB_MODEL_ID)."""
 MERGE = """Averages the parameters of the last checkpoints of a run, and writes the result as a new run directory that
 limba evaluate, convert and generate read, and INITIAL_CHECKPOINT_PATH too. Averaging checkpoints of a stable learning
-rate does about what a decay of the rate would have done (docs/decay_and_merge.md). A run keeps its 5 newest
+rate does about what a decay of the rate would have done (docs/development/decay_and_merge.md). A run keeps its 5 newest
 checkpoints unless CHECKPOINTS_KEPT says otherwise.
 
     limba merge MODEL_DIR --last=5

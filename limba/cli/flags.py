@@ -26,7 +26,7 @@ VALUE is a number, True, False, None, a string with or without quotation marks, 
 --gin.TASK_FEATURE_LENGTHS="{'inputs': 512}".
 
 A gin file is code like a script: it imports the modules that it names. Train somebody else's only if you would run
-their scripts (docs/security.md)."""
+their scripts (docs/development/security.md)."""
 
 
 def parse_args(

@@ -27,7 +27,7 @@ from limba.storage import failures, servers
 # The system's errors for a wrong path, as opposed to a failing disk or network.
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
 
-# The exit status after one sentence on stderr, by the error's class; docs/reliability.md has the table.
+# The exit status after one sentence on stderr, by the error's class; docs/resume.md has the table.
 CODES = {kind: kind.exit_status for kind in (InputError, NonFiniteError, StorageError, RestartError)}
 # What stands before the value of a gin override. MODEL_DIR is left out, since nothing is read from its address.
 OVERRIDE = re.compile(r"^--gin\.(?!MODEL_DIR=|config\.RunConfig\.model_dir=)[\w.]+=")

@@ -32,7 +32,8 @@ Rate = Annotated[
 ]
 
 # The rate 'auto' of gin/recipes/fast.gin. Updates relative to a parameter grow it by a share of rate^2 in each step, so
-# the best rate falls as the root of the steps: found for 300 to 4,800 of them (docs/board.md), as are these numbers.
+# the best rate falls as the root of the steps: found for 300 to 4,800 of them, as are these numbers
+# (docs/development/board.md).
 AUTO = "auto"
 AUTO_RATE = 2.2  # divided by the root of the run's steps
 MOST_AUTO = 0.14

@@ -311,7 +311,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_the_page_has_each_recipe() -> None:
-    page = (ROOT / "docs" / "board.md").read_text()
+    page = (ROOT / "docs" / "development" / "board.md").read_text()
     for name, recipe in RECIPES.items():
         assert f"| `{name}` | {recipe.about} | " in page
 

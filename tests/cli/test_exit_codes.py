@@ -1,4 +1,4 @@
-"""The exit status of a command by its error, and one sentence for each: docs/reliability.md has the table."""
+"""The exit status of a command by its error, and one sentence for each: docs/resume.md has the table."""
 
 import errno
 import re
@@ -57,5 +57,5 @@ def test_a_temperature_that_is_none_is_named_first(temperature: float, choices: 
 
 
 def test_the_table_of_the_page_is_the_code() -> None:
-    rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/reliability.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs/resume.md").read_text(), re.MULTILINE)
     assert {int(row) for row in rows} == {0, 1, 130, *program.CODES.values()}

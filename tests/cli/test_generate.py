@@ -176,7 +176,7 @@ def test_pairs_that_are_cut_are_said(place: Path, capsys: pytest.CaptureFixture[
 
 def documented() -> list[str]:
     """The commands of README, docs, headers of gin files and --help that write, fill or score text."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "gin").rglob("*.gin")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "gin").rglob("*.gin")]
     pages.append(ROOT / "limba" / "cli" / "generate.py")
     found = []
     for page in pages:

@@ -149,7 +149,7 @@ def test_a_report_needs_neither_jax_nor_tensorflow(tmp_path: Path) -> None:
 
 
 def test_the_documented_prompt_with_a_gap_is_that_of_a_run() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "development" / "report.md").read_text()
     commands = re.findall(r"^limba train (.*?)^(?:```|limba )", page, re.MULTILINE | re.DOTALL)
     (command,) = (command for command in commands if "EvaluationConfig.prompts" in command)
     config = flags.parse_args(shlex.split(command.replace("\\\n", " "))).config

@@ -1,4 +1,4 @@
-"""The commands of docs/coming_from_huggingface.md, each run for 20 steps against a hub of this machine's."""
+"""The commands of docs/development/huggingface_scripts.md, each run for 20 steps against a hub of this machine's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import published_t5
 from tests.hub_server import hub, write_data_set
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "coming_from_huggingface.md").read_text()
+PAGE = (ROOT / "docs" / "development" / "huggingface_scripts.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [text for _, text in BLOCKS if re.match(r"(python|accelerate launch) run_t5", text)]
 JSON = [text for kind, text in BLOCKS if kind == "json"]

@@ -1,4 +1,4 @@
-"""What somebody else's model directory, folder or index may not do; docs/security.md says it to users."""
+"""What somebody else's model directory, folder or index may not do; docs/development/security.md says it to users."""
 
 from __future__ import annotations
 

@@ -217,9 +217,9 @@ def test_every_rule_is_configured_without_jax() -> None:
     assert ended.returncode == 0 and "Muon(" in ended.stdout, ended.stderr
 
 
-def test_the_page_of_optimizers_has_every_rule() -> None:
-    page = (ROOT / "docs" / "optimizers.md").read_text()
-    table = page.partition("| `name` |")[2].partition("\n\n")[0]
+def test_the_page_of_settings_has_every_rule() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    table = page.partition("| `config.OptimizerConfig.name` |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RULES)
     comment = re.search(r"name: str = \"adafactor\"  # (.*)", (ROOT / "limba" / "config" / "optimizer.py").read_text())
     assert comment and re.findall(r"\w+", comment[1].replace(" or ", " ")) == list(RULES)

@@ -1,4 +1,4 @@
-"""Converters of CTranslate2 and ONNX, as docs/next.md calls them: the greedy text is the model's own."""
+"""Converters of CTranslate2 and ONNX, as docs/convert.md calls them: the greedy text is the model's own."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.environments import environment_with
 from tests.export.runs import write_run
 from tests.test_blocks import ALONE, ROOT, check
 
-PAGE = (ROOT / "docs" / "next.md").read_text()
+PAGE = (ROOT / "docs" / "convert.md").read_text()
 TEXTS = [f"Text number {number} with <extra_id_0> gap{'s' * number}." for number in range(20)]
 # Each reads texts, and prints the ids that are written for them, greedily.
 READERS = {

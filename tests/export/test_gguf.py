@@ -1,4 +1,4 @@
-"""The blocks of docs/next.md on llama.cpp: it cuts texts into the model's pieces, and writes what the model writes."""
+"""The blocks of docs/convert.md on llama.cpp: it cuts texts into the model's pieces, and writes what that writes."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_llama_cpp_reads_and_writes_the_models_pieces(
     assert len(texts) > 190
     (folder / "texts.json").write_text(json.dumps(texts))
 
-    page = (ROOT / "docs" / "next.md").read_text().partition("## llama.cpp")[2]
+    page = (ROOT / "docs" / "convert.md").read_text().partition("## llama.cpp")[2]
     (convert,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     (read,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (folder / "bin" / "python").write_text(f'#!/bin/bash\nexec {python} "$@"\n')

@@ -62,7 +62,7 @@ def lines(*pages: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def english() -> list[str]:
-    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if "ja" not in page.stem and ".ro" not in page.stem]
+    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "ja" not in page.stem and ".ro" not in page.stem]
     return lines(*pages)[:DOCUMENTS]
 
 

@@ -225,13 +225,15 @@ def test_names_are_public_and_importing_them_loads_no_library(tmp_path: Path) ->
     assert limba.train is module.train and limba.run is module, "no module hides the function"
 
 
-def test_the_example_of_the_recipes_runs(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)
+def test_the_example_of_the_page_on_python_runs(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
     code = next(block for block in blocks if "limba.load(" in block)
     folder = limba.load(run, vocabulary="byte").save(tmp_path / "runs" / "demo")
     assert folder == tmp_path / "runs" / "demo"
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "recipes.md", "exec"), {})
+    exec(compile(code, "python.md", "exec"), {})
     assert "(2, 64)" in capsys.readouterr().out and (tmp_path / "exported" / "model.safetensors").is_file()
     # README's lines that use a model; those that train one are in tests/run/test_readme.py.
     (block,) = re.findall(r"```python\n.*?(for fill .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

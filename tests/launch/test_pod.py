@@ -324,7 +324,7 @@ def test_watch_gives_up_after_its_tries(laptop: Path) -> None:
 PAGE = (ROOT / "docs" / "pods.md").read_text().replace("\\\n", " ").replace("\n  MODEL_DIR", " MODEL_DIR")
 COMMANDS = re.findall(r"(?:bash launch/pod\.sh) [^`|\n]+", PAGE)
 GCLOUD = re.findall(
-    r"(?:^ *|`|&& )(gcloud [a-z][^`|&;\n]+)", PAGE + (ROOT / "docs" / "containers.md").read_text(), re.MULTILINE
+    r"(?:^ *|`|&& )(gcloud [a-z][^`|&;\n]+)", PAGE + (ROOT / "docs" / "install.md").read_text(), re.MULTILINE
 )
 
 

@@ -127,5 +127,5 @@ def test_a_quoted_figure_names_its_command_and_is_that_of_its_table() -> None:
     unrolled = found["--remat=minimal --no-scan"]
     shares = tuple(round(own / other, 2) for own, other in zip(unrolled, scanned, strict=True))
     assert shares == compiler.UNROLLED
-    page = " ".join((ROOT / "docs" / "preflight.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "development" / "preflight.md").read_text().split())
     assert f"`{command} --remat=minimal`, without and with `--no-scan`" in page

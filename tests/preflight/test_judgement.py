@@ -35,7 +35,7 @@ from tests.preflight import runs
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
-# GiB a device by compilers, of docs/preflight.md: 128 rows of 512/114, bfloat16, Adafactor, remat minimal.
+# GiB a device by compilers, of docs/development/preflight.md: 128 rows of 512/114, bfloat16, Adafactor, remat minimal.
 PLACES = ("v3-8", "v4-8", "v4-32", "v5e-16", "v6e-16", "h100-8")
 COMPILED = {
     "ro_t5x_base": (3.74, 6.71, 2.05, 2.07, 2.07, 3.84),

@@ -170,7 +170,7 @@ def test_a_t5_without_sentinels_gets_the_harness_own_figures(is_tied, place, voc
     """Through `--model hf`, but for a T5 with an output layer of its own.
 
     transformers 5 calls every T5 tied, though it reads such a layer; the harness then ties the model once more, and so
-    loses the layer. docs/results.md says it; the figures are equal as soon as the layer is put back.
+    loses the layer. docs/development/results.md says it; the figures are equal as soon as the layer is put back.
     """
     from lm_eval.models.huggingface import HFLM
 

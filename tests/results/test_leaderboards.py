@@ -1,4 +1,4 @@
-"""Exported encoders opened as EuroEval and MTEB open them; docs/leaderboards.md says that their data is not here."""
+"""Exported encoders opened as EuroEval and MTEB open them, without their data: docs/development/leaderboards.md."""
 
 import json
 import subprocess
@@ -45,7 +45,7 @@ def test_an_encoder_is_opened_as_euroeval_opens_it(name: str, vocabulary: Path, 
         loss.backward()
         assert torch.isfinite(loss) and model.get_input_embeddings().weight.grad.abs().sum() > 0
     answers = type(config) in transformers.MODEL_FOR_QUESTION_ANSWERING_MAPPING
-    assert answers == (name == "modernbert"), "docs/leaderboards.md names which of them can"
+    assert answers == (name == "modernbert"), "docs/development/leaderboards.md names which of them can"
 
 
 PROGRAM = """import json, logging, sys

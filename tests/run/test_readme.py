@@ -113,7 +113,7 @@ def test_the_first_screen_says_what_one_gets() -> None:
 
 def test_the_pictures_are_shown_and_small() -> None:
     pictures = json.loads((ROOT / "docs" / "pictures.json").read_text())["pictures"]
-    for name, page in (("play", readme.README), ("report", ROOT / "docs" / "report.md")):
+    for name, page in (("play", readme.README), ("report", ROOT / "docs" / "evaluation.md")):
         assert f"{name}.webp)" in page.read_text()
         path = ROOT / "docs" / f"{name}.webp"
         assert path.stat().st_size < 150_000
@@ -169,7 +169,7 @@ def test_the_demo_prints_25_rows() -> None:
 def test_the_figures_beside_others_stand_with_their_commands() -> None:
     table = readme.README.read_text().partition("## Beside others\n")[2].partition("\n\n[")[0]
     figures = re.findall(r"(?<= )\d+\.\d+(?= )|(?<= )\d{3,}(?= )", table.replace("T5 1.1", ""))
-    proof = (ROOT / "docs" / "proof.md").read_text() + (ROOT / "benchmarks" / "README.md").read_text()
+    proof = (ROOT / "docs" / "development" / "proof.md").read_text() + (ROOT / "benchmarks" / "README.md").read_text()
     assert len(figures) > 2 and not [figure for figure in figures if figure not in proof]
 
 
@@ -181,7 +181,9 @@ def test_a_line_has_its_counterpart_by_its_form() -> None:
 
 
 def test_the_report_of_the_demo_is_that_of_the_run_that_readme_shows() -> None:
-    (block,) = re.findall(r"```\nDONE .*?\n(steps .*?)```", (ROOT / "docs" / "report.md").read_text(), re.DOTALL)
+    (block,) = re.findall(
+        r"```\nDONE .*?\n(steps .*?)```", (ROOT / "docs" / "development" / "report.md").read_text(), re.DOTALL
+    )
     lines = {line[:20].strip(): line[20:] for line in block.splitlines()}
     shown = "\n".join(readme.shown())
     ((first, last, step),) = re.findall(r"^Loss ([\d.]+) to ([\d.]+) in (\d+) steps, ", shown, re.M)

@@ -57,8 +57,10 @@ def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
 
 
 def check_that_the_page_of_metrics_is_complete(config: RunConfig) -> None:
-    """Every kind and key that a run writes stands in docs/metrics.md; `epochs/demo` as `epochs/<task>`."""
-    explained = set(re.findall(r"`([^`\n]+)`", (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()))
+    """Every kind and key that a run writes stands in docs/development/metrics.md; `epochs/demo` as `epochs/<task>`."""
+    explained = set(
+        re.findall(r"`([^`\n]+)`", (Path(__file__).parents[2] / "docs" / "development" / "metrics.md").read_text())
+    )
     families = {name.partition("/")[0] for name in explained if "/<" in name}
     records = read_metrics(config.model_dir)
     written = {name for record in records for name in (record["kind"], *record)}
@@ -222,14 +224,15 @@ def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
 
 
 @pytest.mark.night
-def test_the_training_example_of_the_recipes_runs(
+def test_the_training_example_of_the_page_on_python_runs(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", Path("docs/recipes.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", Path("docs/python.md").read_text(), re.DOTALL)
     code = next(block for block in blocks if "limba.train(" in block)
-    shutil.copyfile(corpus, tmp_path / "corpus.jsonl")
+    (tmp_path / "data").mkdir()
+    shutil.copyfile(corpus, tmp_path / "data" / "a.jsonl")
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "recipes.md", "exec"), {})
+    exec(compile(code, "python.md", "exec"), {})
     step, bits_per_byte = capsys.readouterr().out.strip().split("\n")[-1].split()
     assert step == "20" and 0 < float(bits_per_byte) < 8
-    assert (tmp_path / "runs" / "mine" / "checkpoints" / "20").is_dir()
+    assert (tmp_path / "runs" / "bytes" / "checkpoints" / "20").is_dir()

@@ -1,6 +1,6 @@
 """The choice of a task's objective, the sequence lengths that follow from it, and the task's preprocessors in turn.
 
-Raffel et al. 2020 (arXiv:1910.10683, section 3) compare most objectives; docs/objectives.md shows what each makes.
+Raffel et al. 2020 (arXiv:1910.10683, section 3) compare most objectives; docs/settings.md shows what each makes.
 """
 
 from __future__ import annotations

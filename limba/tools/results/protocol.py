@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Protocol:
-    """The choices of all tasks. docs/results.md has their sources."""
+    """The choices of all tasks. docs/development/results.md has their sources."""
 
     version: int = 8
     # Fine-tuning. The search tries each rate with each number of epochs, with one seed, and is judged by the

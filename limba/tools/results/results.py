@@ -37,7 +37,7 @@ twice.
 
 A suite is a gin file: gin/suites/NAME.gin, or your own. Without one a run is measured by what needs no labels: bits per
 byte of its validation text, and the minimal pairs of its language where their file lies in the folder of --data.
-docs/results.md says how each kind of task is measured."""
+docs/development/results.md says how each kind of task is measured."""
 TABLES = ("results.txt", "results.md", "results.tex", "results.json", "results.svg")
 CHECKPOINT = re.compile(r"([^/]+)/checkpoints/(\d+)$")
 ALL_LANGUAGES = ("multilingual", "mul")  # as a card may say

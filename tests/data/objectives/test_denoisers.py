@@ -84,7 +84,7 @@ def test_every_objective_is_tested_and_documented():
     """A new one needs a recorded digest, a case of provenance, a line of the page, and its name where gin explains."""
     assert set(RECORDED) == set(NAMES), "record the digest of its rows"
     assert set(NAMES) <= {name.split()[0] for name in test_provenance.OBJECTIVES}
-    table = (ROOT / "docs/objectives.md").read_text().partition("| `OBJECTIVE` |")[2].partition("\n\n")[0]
+    table = (ROOT / "docs/settings.md").read_text().partition("| `OBJECTIVE` | makes |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(NAMES)
     comment = re.search(r"^OBJECTIVE = None  # .*; (.*)$", (ROOT / "gin/runs/pretrain.gin").read_text(), re.MULTILINE)
     assert comment and comment[1].split(", ") == [name for name, each in NAMES.items() if each.has_inputs]

@@ -9,7 +9,7 @@ from limba.config import Fix, RunConfig, ScheduleConfig
 from limba.config.schedule import AUTO
 from limba.tools.preflight.checks.verdict import Line
 
-# Rule -> the lowest and highest usual peak of the learning rate, and the peak that a fix gives (docs/optimizers.md).
+# Rule -> the lowest and highest usual peak of the learning rate, and the peak that a fix gives (docs/settings.md).
 PRETRAINING = {
     "adafactor": (1e-3, 3e-2, 1e-2),  # 1 / sqrt(10,000) by T5X's rule
     "adamw": (1e-4, 1e-3, 5e-4),
@@ -106,7 +106,7 @@ def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float, floa
     """Returns the lowest, the highest and a usual rate of the rule, and how many times beyond is a warning.
 
     Relative to the parameter's size, 2.5 times the rate of 'auto' is too high: at three times it the loss is 0.5 higher
-    (docs/board.md).
+    (docs/development/board.md).
     """
     optimizer = config.optimizer
     rule = "muon by size" if getattr(optimizer, "muon_by_parameter_scale", False) else optimizer.name

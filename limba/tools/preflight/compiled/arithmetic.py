@@ -2,7 +2,7 @@
 
 A device holds its part of the state, a copy of the parameters in the activations' dtype, what the backward pass keeps
 of each layer for one micro-batch, and, one after the other, the logits, a layer at work, and the gradient.
-docs/preflight.md compares it with compilers' figures.
+docs/development/preflight.md compares it with compilers' figures.
 """
 
 from __future__ import annotations
