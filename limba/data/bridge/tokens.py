@@ -97,7 +97,8 @@ def tokenize(
 
     blocks = dataset.batch(DOCUMENTS_A_BLOCK).map(of_block)
     # `unbatch` crashes on texts that Python has made.
-    tokenized = blocks.flat_map(tf.data.Dataset.from_tensor_slices).map(of_document)
+    documents = blocks.flat_map(tf.data.Dataset.from_tensor_slices)  # pyright: ignore[reportArgumentType] a dictionary
+    tokenized = documents.map(of_document)
     if tf.executing_eagerly() and int(dataset.cardinality()) != tf.data.UNKNOWN_CARDINALITY:
         # Preprocessors may ask for it, and blocks have lost it.
         return tokenized.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
