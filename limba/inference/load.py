@@ -149,7 +149,7 @@ def _tokenizer(source: Source, vocabulary: Vocabulary | VocabularyName | str | P
 class TrainedModel:
     """A model with its parameters on the devices and its vocabulary. `limba.load` makes it.
 
-    `config` is the RunConfig of a run, else the ModelConfig of the network. docs/settings.md uses its methods.
+    `config` is the RunConfig of a run, else the ModelConfig of the network. docs/python.md uses its methods.
     """
 
     source: Source  # where the model is from

@@ -191,7 +191,7 @@ def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:
 
 
 def open_vocabulary(source: Source, chosen: VocabularyName | None = None) -> tuple[VocabularyName, Vocabulary] | None:
-    """Returns (name, seqio's vocabulary) of `chosen` or of the source; None if neither names one.
+    """Returns the name and the vocabulary of `chosen` or of the source; None if neither names one.
 
     A run that names none uses its task's. A folder for transformers is read as its AutoTokenizer reads it; what is
     trained from it reads the file that the name has, as a trainer does (`tokenizers.TokenizersVocabulary`). Raises

@@ -160,8 +160,8 @@ class PublishedVocabulary(TokenizersVocabulary):
                 " text, or resize the model's embedding in transformers."
             )
 
-    def read_as_text(self, number: int) -> None:
-        """Has text cut at a special token's name, as transformers cuts it, where other special names are plain text."""
+    def split_at_name_of(self, number: int) -> None:
+        """Has text split at the name of this special token, as in transformers; other such names stay plain text."""
         import tokenizers
 
         state = json.loads(self.tokenizer.to_str())

@@ -326,7 +326,7 @@ def as_stream(vocabulary: Vocabulary) -> Vocabulary:
     padding = vocabulary.pad_id
     is_padding_text = padding is not None and trained.is_piece(padding)
     if padding is not None and is_padding_text:
-        trained.read_as_text(padding)
+        trained.split_at_name_of(padding)
     is_padding_alone = not is_padding_text and _is_padding_alone(vocabulary, special, family, start)
     offset = 0 if is_padding_alone else 1
     if not offset and family.is_decoder_only and not family.is_encoder:

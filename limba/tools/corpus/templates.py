@@ -46,7 +46,7 @@ OBJECTIVES = {
 }
 RUNS = {"t5": "pretrain", "lm": "pretrain_lm", "encoder": "pretrain_encoder"}  # of gin/runs/
 
-GIN = """# {about} for {corpus}: {parameters} parameters. Written by `limba new`; every value may be changed.
+GIN = """# {description} for {corpus}: {parameters} parameters. Written by `limba new`; every value may be changed.
 #
 # Command   bash launch/{name}.sh
 # Hardware  {hardware}: {reason}
