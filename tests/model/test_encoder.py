@@ -365,7 +365,7 @@ def test_what_a_modernbert_cannot_be_is_one_sentence():
 
 
 def test_relative_positions_are_refused():
-    with pytest.raises(InputError, match="look back only"):
+    with pytest.raises(InputError, match="looks back only"):
         dataclasses.replace(ENCODER, positions="relative")
 
 
