@@ -4,6 +4,7 @@ All processes save the same step. They meet in phases (`_phase`) whose outcome t
 them is a failure in all, and each phase has a limit.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -186,7 +187,9 @@ class Saver:
 
     def _failed(self, task: Task, reason: str) -> StorageError:
         space = f" A checkpoint takes {size_text(task.snapshot.num_bytes)}."
-        free = free_bytes(str(self.directory))
+        free = None
+        with contextlib.suppress(OSError):  # of the storage, which may be why the save has failed
+            free = free_bytes(str(self.directory))
         if free is not None:
             space = f" A checkpoint takes {size_text(task.snapshot.num_bytes)}, and {size_text(free)} are free."
             if free < self._needed_bytes(task.snapshot):

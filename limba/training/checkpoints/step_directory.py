@@ -140,7 +140,12 @@ def remove_all_but(directory: epath.Path, keep: int | None) -> None:
     """Removes all but the newest steps; what cannot be removed stays, with a warning."""
     if keep is None:
         return
-    for step in sorted(steps_in(directory))[:-keep]:
+    try:
+        steps = sorted(steps_in(directory))
+    except Exception as error:  # noqa: BLE001  the new checkpoint is good all the same
+        logger.warning("The old checkpoints in %s cannot be removed (%s).", directory, reason_of(error))
+        return
+    for step in steps[:-keep]:
         try:
             remove_step(directory, step)
         except Exception as error:  # noqa: BLE001  the new checkpoint is good all the same

@@ -13,6 +13,7 @@ from etils import epath
 
 from limba.config import CheckpointConfig, StorageError
 from limba.formats import limba_checkpoint
+from limba.training.checkpoints import step_directory
 from limba.training.checkpoints.directory import Checkpoints
 from tests.bucket_server import emulated, serving_buckets
 from tests.sharding.processes import xla_flags
@@ -92,7 +93,9 @@ def test_each_object_of_the_newest_step_is_damaged_alone() -> None:
             assert f"damaged: {name} " in lines[1] and f"({name} " in said[0] and "20.broken" in said[0]
 
 
-def test_a_bucket_that_may_not_be_listed_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_may_not_be_listed_is_not_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The run began at step 0 beside its checkpoints."""
     with emulated(monkeypatch) as server:
         server.put("bucket", "run/checkpoints/20/manifest.json", b"{}")
@@ -105,7 +108,10 @@ def test_a_bucket_that_may_not_be_listed_is_not_an_empty_one(monkeypatch: pytest
             checkpoints.restore_latest(states.abstract())
         with pytest.raises(StorageError, match=sentence):
             Checkpoints("gs://bucket/run", CheckpointConfig(), states.DATA)
+        step_directory.remove_all_but(checkpoints.directory, keep=1)  # no error: the save before it is good
         assert server.names("run/checkpoints") == ["run/checkpoints/20/manifest.json"]
+    warning = caplog.messages[-1]
+    assert warning.startswith("The old checkpoints in gs://bucket/run/checkpoints cannot be removed ("), warning
 
 
 # Saves a step; then, when it is told that the bucket takes nothing any more, tries to save another one.

@@ -1,6 +1,7 @@
 """A save is reported when it is committed; one that fails is tried again, or ends in one sentence."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -236,6 +237,21 @@ def test_a_write_that_stands_still_has_a_limit(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(StorageError, match="writing has not ended after 1 s"):
             polled(checkpoints)
     may_end.set()
+
+
+def test_a_storage_that_does_not_say_what_is_free_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network's file system whose server is away: the thread that saves was lost in the sentence about it."""
+
+    def unanswered(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(shutil, "disk_usage", unanswered)
+    with opened(tmp_path, save_timeout_seconds=0.5) as checkpoints:
+        start(checkpoints, 5)
+        with pytest.raises(StorageError, match=r"^Step 5 cannot be saved in .* \(Input/output error\)\. A checkpoint"):
+            checkpoints.wait()
 
 
 def test_a_save_that_was_given_up_commits_nothing_when_it_goes_on(
