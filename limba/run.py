@@ -68,7 +68,7 @@ def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = N
     with entered_by_first(lease.held(config.model_dir)) as held:
 
         def check_lease() -> None:
-            """Raises StorageError if another run has taken model_dir; it may be out of reach for a while."""
+            """Raises RestartError if another run has taken model_dir, StorageError if that is away for too long."""
             if held:
                 held.check(config.checkpoint.save_timeout_seconds)
 

@@ -173,7 +173,11 @@ class GoogleHandler(Handler):
     def _get(self) -> tuple[int, bytes, dict[str, str]]:
         bucket, name = self._names()
         if not name:
-            return self._said(self._listing(bucket) if self.place.endswith("/o") else self._about(bucket))
+            if not self.place.endswith("/o"):
+                return self._said(self._about(bucket))
+            if self.server.forbids_listing:
+                raise RefusedError(403)
+            return self._said(self._listing(bucket))
         stored = self._found(bucket, name)
         if self.query.get("ifGenerationMatch", str(stored.generation)) != str(stored.generation):
             raise RefusedError(412)
@@ -378,6 +382,7 @@ class BucketServer(ThreadingHTTPServer):
         self._random = random.Random(seed)
         self._failed = set[tuple[str, str]]()
         self.refuses_writes = False  # from then on no request that changes something succeeds
+        self.forbids_listing = False  # as to an account that may read and write objects, and not list them
         self.troubles: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()  # by method and what the place is
         self.received: Counter[str] = Counter()  # uploaded bytes by object, those of repeated requests too

@@ -40,14 +40,22 @@ def is_own(path: epath.Path) -> bool:
 def steps_in(directory: epath.Path, with_files: bool = False) -> dict[int, epath.Path]:
     """Returns step -> its directory in a folder `checkpoints`, oldest first; damaged ones too, unfinished ones not.
 
-    `with_files` also gives files that have the name of a step, which `damage` calls damaged.
+    `with_files` also gives files that have the name of a step, which `damage` calls damaged. Raises StorageError if a
+    bucket does not say what is there, and OSError if a file system does not.
     """
-    if not directory.is_dir():
-        return {}
     directories: dict[int, epath.Path] = {}
-    for child in directory.iterdir():
-        if child.name.isdigit() and (is_finished(child) or (with_files and child.is_file())):
-            directories[int(child.name)] = child
+    try:
+        # `is_dir` is not asked first: it also says False of a storage that refuses or gives no answer, and a run that
+        # takes that for an empty folder begins at step 0.
+        for child in directory.iterdir():
+            if child.name.isdigit() and (is_finished(child) or (with_files and child.is_file())):
+                directories[int(child.name)] = child
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        if "://" not in str(directory):
+            raise
+        raise StorageError(f"{directory} cannot be listed ({short_reason(error)}); fix that, and try again.") from error
     return dict(sorted(directories.items()))
 
 
@@ -56,7 +64,9 @@ def is_finished(path: epath.Path) -> bool:
 
     On a file system it has its name only then. In a bucket the manifest is its last file.
     """
-    return path.is_dir() and ("://" not in str(path) or manifest.exists(path))
+    if "://" in str(path):
+        return manifest.exists(path)  # an error where the bucket gives no answer, which `is_dir` takes for False
+    return path.is_dir()
 
 
 def checkpoints_of(path: epath.Path) -> dict[int, epath.Path]:

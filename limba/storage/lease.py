@@ -60,7 +60,7 @@ class Lease:
         self._place: Place | None = None
         self._asking = threading.Lock()  # one thread at a time asks the place
         self._losing = threading.Lock()  # and one says that it is lost
-        self._beats = 0
+        self._beats = 0  # so far; the tests wait for them
         self._confirmed = 0.0  # when the lease was last seen to be ours, by time.monotonic()
         self._lost = ""  # the sentence, once it is not ours any more
         self._is_failing = False

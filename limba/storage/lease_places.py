@@ -272,10 +272,13 @@ def _look_at(path: str, lease: SoftFileLease) -> Seen:
         return Seen(False, None)
     try:
         status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        # A storage that opens the file and cannot read it is an error: filelock says then that it names nobody, and the
+        # holder would take it for another's.
+        os.read(descriptor, 1)
     finally:
         os.close(descriptor)
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return Seen(True, (status.st_dev, status.st_ino, status.st_mtime_ns), _owner_of_file(lease))
 
 

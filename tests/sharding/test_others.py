@@ -103,3 +103,7 @@ def test_where_a_run_resumes(directory: Path) -> None:
     (directory / "checkpoints" / "100.broken").mkdir()
     assert resumes_from(str(directory)) == "the run resumes from step 40"
     assert resumes_from(str(directory / "new")) == "nothing is saved yet, the run starts at step 0"
+    unreadable = directory / "unreadable"
+    unreadable.mkdir()
+    (unreadable / "checkpoints").symlink_to("checkpoints")  # a circle: the storage does not say what is there
+    assert resumes_from(str(unreadable)) == "the run resumes from its newest checkpoint"

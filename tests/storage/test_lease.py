@@ -382,6 +382,12 @@ def test_a_storage_that_is_away_for_longer_than_a_lease(tmp_path: Path, monkeypa
     assert (tmp_path / FILE).exists() is (how == "taken")
 
 
+def test_a_file_that_is_there_and_cannot_be_read_names_no_other_holder() -> None:
+    """The kernel opens this one, and answers EIO to a read: the run ended, as if another process had taken over."""
+    with pytest.raises(OSError, match="Input/output error"):
+        LocalPlace("/proc/self/mem").look()
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder" / FILE).mkdir(parents=True)

@@ -239,19 +239,30 @@ class Checkpoints:
         return restored
 
     def _look(self) -> None:
-        self._steps = [*limba_checkpoint.steps_in(self.directory)]
+        self._steps = self._steps_there()
+
+    def _steps_there(self, with_files: bool = False) -> list[int]:
+        """Returns what `limba_checkpoint.steps_in` finds; StorageError if the storage does not say what is there."""
+        try:
+            return [*limba_checkpoint.steps_in(self.directory, with_files)]
+        except StorageError:
+            raise
+        except Exception as error:
+            raise StorageError(
+                f"{self.directory} cannot be listed ({short_reason(error)}); fix that, and try again."
+            ) from error
 
     def _listing(self) -> list[tuple[int, epath.Path]]:
         """Returns (step, path) of all checkpoints as the first process sees them, the newest first."""
         steps: list[int] = []
         failure = ""
         try:
-            steps = [*limba_checkpoint.steps_in(self.directory, with_files=True)]
-        except Exception as error:  # noqa: BLE001  raised below, by all processes
-            failure = short_reason(error)
+            steps = self._steps_there(with_files=True)
+        except StorageError as error:  # raised below, by all processes
+            failure = str(error)
         failure, steps = json.loads(self._shared(json.dumps([failure, steps]))[0])
         if failure:
-            raise StorageError(f"{self.directory} cannot be listed ({failure}); fix that, and start again.")
+            raise StorageError(failure)
         return [(step, self.directory / str(step)) for step in sorted(steps, reverse=True)]
 
     def _shared(self, text: str) -> Sequence[str]:

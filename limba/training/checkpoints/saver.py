@@ -4,6 +4,7 @@ All processes save the same step. They meet in phases (`_phase`) whose outcome t
 them is a failure in all, and each phase has a limit.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -186,7 +187,9 @@ class Saver:
 
     def _failed(self, task: Task, reason: str) -> StorageError:
         space = f" A checkpoint takes {size_text(task.snapshot.num_bytes)}."
-        free = free_bytes(str(self.directory))
+        free = None
+        with contextlib.suppress(OSError):  # of the storage, which may be why the save has failed
+            free = free_bytes(str(self.directory))
         if free is not None:
             space = f" A checkpoint takes {size_text(task.snapshot.num_bytes)}, and {size_text(free)} are free."
             if free < self._needed_bytes(task.snapshot):
@@ -253,6 +256,13 @@ class Saver:
         is_first = jax.process_index() == 0
         step = task.step
         needed = self._needed_bytes(task.snapshot)
+        has_failed = threading.Event()
+
+        def may_commit() -> None:
+            self._may_commit()
+            # A phase that stood still for too long was left to itself, and may go on now: its files may be removed.
+            if has_failed.is_set():
+                raise TimeoutError("the attempt was given up")
 
         def opened() -> None:
             if is_first:
@@ -268,12 +278,16 @@ class Saver:
             for entries in entries_of_all:
                 known.update(entries)
             if is_first:
-                step_directory.commit_step(self.directory, step, task.data, known, self._may_commit)
+                step_directory.commit_step(self.directory, step, task.data, known, may_commit)
             return sum(size for size, _ in known.values())
 
-        self._phase("open", opened, deadline)
-        entries_of_all = self._phase("arrays", written, deadline)
-        sizes = self._phase("commit", lambda: committed(entries_of_all), deadline)
+        try:
+            self._phase("open", opened, deadline)
+            entries_of_all = self._phase("arrays", written, deadline)
+            sizes = self._phase("commit", lambda: committed(entries_of_all), deadline)
+        except (AttemptError, RestartError):
+            has_failed.set()
+            raise
         self._last_bytes = sizes[0]
 
     def _phase(self, name: str, work: Callable[[], T], deadline: float) -> list[T]:

@@ -140,7 +140,12 @@ def remove_all_but(directory: epath.Path, keep: int | None) -> None:
     """Removes all but the newest steps; what cannot be removed stays, with a warning."""
     if keep is None:
         return
-    for step in sorted(steps_in(directory))[:-keep]:
+    try:
+        steps = sorted(steps_in(directory))
+    except Exception as error:  # noqa: BLE001  the new checkpoint is good all the same
+        logger.warning("The old checkpoints in %s cannot be removed (%s).", directory, reason_of(error))
+        return
+    for step in steps[:-keep]:
         try:
             remove_step(directory, step)
         except Exception as error:  # noqa: BLE001  the new checkpoint is good all the same
@@ -149,13 +154,14 @@ def remove_all_but(directory: epath.Path, keep: int | None) -> None:
 
 def clear_unfinished(directory: epath.Path) -> None:
     """Removes what an interrupted save has left; what cannot be removed stays."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):  # a bucket's client has errors of its own
         if not directory.is_dir():
             return
         for child in directory.iterdir():
-            is_step = child.name.isdigit() and child.is_dir()
             is_unfinished = UNFINISHED in child.name or UNFINISHED_BEFORE in child.name
-            if is_unfinished or (is_step and not is_finished(child)):
+            if _is_bucket(directory) and child.name.isdigit() and child.is_dir():
+                is_unfinished = not is_finished(child)
+            if is_unfinished:
                 with contextlib.suppress(OSError):
                     child.rmtree()
 

@@ -9,9 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from etils import epath
 
-from tests.bucket_server import serving_buckets
+from limba.config import CheckpointConfig, StorageError
+from limba.formats import limba_checkpoint
+from limba.training.checkpoints import step_directory
+from limba.training.checkpoints.directory import Checkpoints
+from tests.bucket_server import emulated, serving_buckets
 from tests.sharding.processes import xla_flags
+from tests.training.checkpoints import states
 
 ROOT = Path(__file__).resolve().parents[3]
 # Saves two steps; then damages one object of the newest after the other, and says for each what
@@ -85,6 +91,27 @@ def test_each_object_of_the_newest_step_is_damaged_alone() -> None:
         else:
             assert (status, step, len(said)) == (2, 10, 1), (case, lines, said)
             assert f"damaged: {name} " in lines[1] and f"({name} " in said[0] and "20.broken" in said[0]
+
+
+def test_a_bucket_that_may_not_be_listed_is_not_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run began at step 0 beside its checkpoints."""
+    with emulated(monkeypatch) as server:
+        server.put("bucket", "run/checkpoints/20/manifest.json", b"{}")
+        checkpoints = Checkpoints("gs://bucket/run", CheckpointConfig(), states.DATA)
+        assert checkpoints.steps() == [20]
+        assert limba_checkpoint.steps_in(epath.Path("gs://bucket/another/checkpoints")) == {}
+        server.forbids_listing = True
+        sentence = r"^gs://bucket/run/checkpoints cannot be listed \(Forbidden.*\); fix that, and try again\.$"
+        with pytest.raises(StorageError, match=sentence):
+            checkpoints.restore_latest(states.abstract())
+        with pytest.raises(StorageError, match=sentence):
+            Checkpoints("gs://bucket/run", CheckpointConfig(), states.DATA)
+        step_directory.remove_all_but(checkpoints.directory, keep=1)  # no error: the save before it is good
+        assert server.names("run/checkpoints") == ["run/checkpoints/20/manifest.json"]
+    warning = caplog.messages[-1]
+    assert warning.startswith("The old checkpoints in gs://bucket/run/checkpoints cannot be removed ("), warning
 
 
 # Saves a step; then, when it is told that the bucket takes nothing any more, tries to save another one.

@@ -1,6 +1,7 @@
 """A save is reported when it is committed; one that fails is tried again, or ends in one sentence."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -8,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from limba.config import CheckpointConfig, RestartError, StorageError
 from limba.formats import limba_checkpoint
@@ -237,6 +239,51 @@ def test_a_write_that_stands_still_has_a_limit(tmp_path: Path, monkeypatch: pyte
     may_end.set()
 
 
+def test_a_storage_that_does_not_say_what_is_free_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network's file system whose server is away: the thread that saves was lost in the sentence about it."""
+
+    def unanswered(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(shutil, "disk_usage", unanswered)
+    with opened(tmp_path, save_timeout_seconds=0.5) as checkpoints:
+        start(checkpoints, 5)
+        with pytest.raises(StorageError, match=r"^Step 5 cannot be saved in .* \(Input/output error\)\. A checkpoint"):
+            checkpoints.wait()
+
+
+def test_a_save_that_was_given_up_commits_nothing_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage answers after the limit, when the run has said that the step cannot be saved."""
+    monkeypatch.setattr(saver, "STOP_SECONDS", 0.0)  # no time is left to remove what was written
+    may_go_on = threading.Event()
+    ended = threading.Event()
+    commit_step = step_directory.commit_step
+
+    def commit_late(directory: epath.Path, step: int, data, known, may_commit: Callable[[], None]) -> None:
+        def asked_late() -> None:
+            may_go_on.wait()
+            may_commit()
+
+        try:
+            commit_step(directory, step, data, known, asked_late)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(step_directory, "commit_step", commit_late)
+    with opened(tmp_path, save_timeout_seconds=SHORT) as checkpoints:
+        checkpoints.stop()
+        start(checkpoints, 5)
+        with pytest.raises(StorageError, match="writing has not ended after"):
+            checkpoints.wait()
+        may_go_on.set()
+        assert ended.wait(MINUTE)
+    assert list(limba_checkpoint.steps_in(checkpoints.directory)) == []
+
+
 def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saver, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(saver, "AGREE_SECONDS", 0.0)
@@ -261,6 +308,13 @@ def test_a_step_that_is_there_already_is_replaced(tmp_path: Path) -> None:
     with opened(tmp_path) as checkpoints:
         restored = checkpoints.restore_latest(states.abstract())
     jax.tree.map(np.testing.assert_array_equal, restored.state, states.state(21))
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
+    """A link in a circle, as an example of what `is_dir` takes for no folder: the run began at step 0."""
+    (tmp_path / "checkpoints").symlink_to("checkpoints")
+    with pytest.raises(StorageError, match=r"checkpoints cannot be listed \(Too many levels of symbolic links\)"):
+        opened(tmp_path)
 
 
 def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
