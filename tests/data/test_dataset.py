@@ -9,7 +9,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.data import bridge
+from limba.data.bridge import datasets
 from limba.data.dataset import TEXT, TOKENS, Dataset, Elements, Mixed
 from limba.data.objectives import causal_lm, prefix_lm, span_corruption, tokenize_documents, ul2
 from limba.data.objectives.choice import examples_of
@@ -76,7 +76,7 @@ def plain(element: Any) -> Any:
 @pytest.mark.core
 @pytest.mark.parametrize("name", CASES)
 def test_each_place_is_restored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(datasets, "CHECKPOINT_SECONDS", 0.0)
     whole = [plain(element) for element, _ in zip(CASES[name](), range(NUMBER + 12), strict=False)]
     assert len(whole) > 20
     dataset, apart = CASES[name](), 5 if "TensorFlow" in name else 1  # which takes longer to begin
@@ -113,7 +113,7 @@ def test_a_mixture_whose_parts_end_is_tensorflows() -> None:
 
 
 def test_a_position_that_tensorflow_cannot_read_is_read_again(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    monkeypatch.setattr(bridge, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(datasets, "CHECKPOINT_SECONDS", 0.0)
     dataset, again = of_tensorflow(), of_tensorflow()
     for _ in range(50):
         next(dataset)

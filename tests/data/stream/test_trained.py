@@ -104,14 +104,17 @@ def t5x_task(path: Path) -> str:
         ("own", 2.0, 0.2),
         pytest.param("shuffled", 4.0, 0.6, marks=pytest.mark.night),
         pytest.param("readers", 1.5, 0.2, marks=pytest.mark.night),
-        # TensorFlow reads some hundred documents ahead, and makes programs of each shard.
-        pytest.param("t5x", 3.0, 1.5, marks=pytest.mark.slow),
+        pytest.param("t5x", 3.0, 0.2, marks=pytest.mark.slow),
         ("pairs", 2.0, 0.0),
         ("packed", 6.0, 1.0),
     ],
 )
 def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, upto: float, ahead: float) -> None:
-    """Beyond TensorFlow the figure is ahead, and none (0) at first; it never goes backwards."""
+    """Beyond TensorFlow the figure is none (0) at first; it never goes backwards.
+
+    After a resume it stands still there until a second block of documents is read: 60 rows of each shard here, a
+    quarter of an epoch of this small corpus.
+    """
     changes: dict[str, Any] = {"data_files": str(texts)}
     if kind == "t5x":
         changes = {"mixture_or_task_name": t5x_task(texts), "task_feature_lengths": {"inputs": 64, "targets": 32}}
@@ -129,9 +132,10 @@ def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, 
     found = told(config, upto, rows)
     assert [epochs for _, epochs in found] == sorted(epochs for _, epochs in found)
     slack = 0.1 if ahead else 0.0  # rows of the end of an epoch that were read alone are less full
+    behind = 0.3 if kind == "t5x" else 0.0
     known = [(trained, epochs) for trained, epochs in found if epochs > 0]
     assert len(known) > 0.9 * len(found)
-    assert all(-slack * trained - 1e-6 <= epochs - trained <= ahead + 1e-6 for trained, epochs in known)
+    assert all(-behind - slack * trained - 1e-6 <= epochs - trained <= ahead + 1e-6 for trained, epochs in known)
 
 
 def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
@@ -162,6 +166,6 @@ def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
             for name, count in counts.items():
                 epochs = stream.epochs()[f"trained_{name}"]
                 if epochs > 0:  # none is known before the second reading
-                    assert -0.1 <= epochs - count / 600 < 4.0  # TensorFlow reads ahead, as far as its threads come
+                    assert -0.2 <= epochs - count / 600 < 0.4  # documents go in and out in blocks
     assert counts["a"] > 2000
     assert epochs > 0
