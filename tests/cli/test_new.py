@@ -179,7 +179,7 @@ def test_a_language_model_has_the_same_files_and_a_prompt_for_each_sentence(
 def test_a_text_without_spaces_has_a_vocabulary_in_minutes(place: Path, kind: str) -> None:
     lines = [line for page in (ROOT / "docs").rglob("*.md") for line in page.read_text().splitlines()]
     japanese = [re.sub(r"[\x00-\x7f]+", "", line) for line in lines if re.search("[\u3041-\u309f]", line)]
-    rows = [json.dumps({"text": f"{number}、{line}"}) for number in range(3) for line in japanese]
+    rows = [json.dumps({"text": f"{number}、{line}"}) for number in range(8) for line in japanese]
     (place / "ja.jsonl").write_text("\n".join(rows))
     name = f"ja_{kind}"
     assert main(["new", name, "--corpus=ja.jsonl", "--hardware=cpu", "--days=0.01", f"--kind={kind}"]) == 0
