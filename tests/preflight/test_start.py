@@ -72,15 +72,13 @@ def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
     assert 0 < cold["programs"] == warm["programs"]
 
 
-def test_the_example_of_help_is_that_of_the_page_and_runs(
+def test_the_example_of_help_runs(
     tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SystemExit):
         main.main(["preflight", "--help"])
     text = " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
-    page = " ".join((ROOT / "docs" / "preflight.md").read_text().replace("\\\n", " ").split())
     example = "gin/" + text.partition(" limba preflight gin/")[2].partition(" Ends with ")[0]
-    assert f"```bash limba preflight {example} ```" in page
     assert "--topology v4-8" in text and "--no_compile" in text
     texts = (json.loads(line)["text"] for line in corpus.read_text().splitlines())
     (tmp_path / "data").mkdir()
