@@ -79,6 +79,7 @@ class Saver:
         self._num_polls = 0
         self._ended = list[Outcome]()
         self._thread: threading.Thread | None = None
+        self._has_reported = False  # the thread
         self._deadline = 0.0  # when the thread has to have ended
         self._abandoned = threading.Event()
         self._stop_by = math.inf  # when a save that fails is given up, since the run was asked to stop
@@ -94,6 +95,7 @@ class Saver:
             self._good_step = good_step
         self._deadline = time.monotonic() + self._seconds + 2 * GRACE_SECONDS + AGREE_SECONDS
         task = Task(step, snapshot, data)
+        self._has_reported = False
         self._thread = threading.Thread(target=self._run, args=(task,), daemon=True, name=f"saving step {step}")
         self._thread.start()
 
@@ -127,6 +129,13 @@ class Saver:
         self._thread.join(max(1.0, self._deadline - time.monotonic()))
         if self._thread.is_alive():
             raise self._stuck()
+        if not self._has_reported:  # its own words have failed; nothing says that the step is saved
+            name = self._thread.name
+            self._thread = None  # an error is raised once
+            raise StorageError(
+                f"{name[:1].upper()}{name[1:]} in {self.directory} has ended by an error of its own."
+                f" {self._good_text()} Start the same command again."
+            )
         with self._lock:
             errors = [outcome.error for outcome in self._ended if outcome.error is not None]
             self._ended = [outcome for outcome in self._ended if outcome.error is None]  # an error is raised once
@@ -183,6 +192,7 @@ class Saver:
                     " start the same command again."
                 )
             self._ended.append(Outcome(step, error, at))
+            self._has_reported = True
         forget_texts(f"{self._name}/{self._serial - 1}")
 
     def _failed(self, task: Task, reason: str) -> StorageError:

@@ -254,6 +254,19 @@ def test_a_storage_that_does_not_say_what_is_free_is_one_sentence(
             checkpoints.wait()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_without_a_word_is_a_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(step_directory, "open_step", nothing)
+    monkeypatch.setattr(saver.Saver, "_failed", nothing)
+    with opened(tmp_path, save_timeout_seconds=0.5) as checkpoints:
+        start(checkpoints, 5)
+        with pytest.raises(StorageError, match=r"^Saving step 5 in .* has ended by an error of its own"):
+            checkpoints.wait()
+
+
 def test_a_save_that_was_given_up_commits_nothing_when_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
