@@ -142,4 +142,5 @@ def test_a_directory_that_stays_away_ends_the_run_with_74_and_is_not_made_again(
     assert not run.exists()
     gone, reason = moved.errors
     assert f"{run}/lease (it is gone); the run goes on" in gone
-    assert reason.startswith(f"{run}/lease has been gone for 3 s, as if {run} had been moved")
+    assert reason.startswith("FAILED after step ")
+    assert f" {run}/lease has been gone for 3 s, as if {run} had been moved" in reason
