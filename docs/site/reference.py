@@ -208,7 +208,8 @@ def linked(markdown: str, place: str) -> str:
     by_path = {(ROOT / path).resolve(): uri for uri, path in BESIDE.items()}
 
     def link(match: re.Match[str]) -> str:
-        mark, words, target, anchor = match[1], match[2], match[3], match[4] or ""
+        mark, words, target = match.group(1, 2, 3)
+        anchor = match[4] or ""
         if "://" in target or target.startswith("mailto:"):
             return match[0]
         path = (folder / target).resolve()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import math
 import os
@@ -17,20 +16,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-import fsspec
-
 from limba.config import InputError, RestartError, StorageError, reason_of
 from limba.config.errors import is_out_of_memory
 from limba.storage import lease_places
 from limba.storage.failures import T, limited
-from limba.storage.files import gone, hold, is_held, is_local
+from limba.storage.files import gone, hold, is_held
 from limba.storage.lease_places import BEAT_SECONDS as BEAT_SECONDS
 from limba.storage.lease_places import LEASE_SECONDS as LEASE_SECONDS
-from limba.storage.lease_places import LocalPlace, OpenPlace, Owner, Place, Seen, TakenError, place_at
+from limba.storage.lease_places import LocalPlace, Owner, Place, Seen, TakenError, place_at
 from limba.storage.lease_places import read_owner as read_owner
 
 FILE = "lease"  # in a directory; beside an output that cannot hold it: OUTPUT.lease
-OLD_FILE = "lease.json"  # of versions before 0.3.0, which locked it and changed it every 12 s
 LIMIT_SECONDS = 60.0  # for one answer of a directory or bucket, at the start and at the end
 
 
@@ -77,8 +73,6 @@ class Lease:
         try:
             self._place = _asked(lambda: place_at(self._path))
             self._take(self._place)
-            if not self._is_beside and not isinstance(self._place, OpenPlace):
-                self._check_old_run()
         except Exception as error:  # a bucket's client has errors of its own
             self._leave()
             if isinstance(error, InputError | StorageError) or is_out_of_memory(error):
@@ -152,29 +146,6 @@ class Lease:
             f"Another process uses {self.directory} now ({owner}{heard}); wait for its end, or stop it, or give another"
             " path."
         )
-
-    def _check_old_run(self) -> None:
-        """Raises InputError if a run of a version before 0.3.0 lives in the directory; removes the lease of a dead one.
-
-        Such a version does not know of our lease: whoever starts one later in the same directory is not kept away.
-        """
-        path = f"{os.path.dirname(self._path)}/{OLD_FILE}"
-        content = _asked(lambda: _content(path))
-        if content is None:
-            return
-        if _asked(lambda: _is_locked(path)):
-            raise self._in_use("of an earlier version of Limba, which holds lease.json")
-        seconds = lease_places.LEASE_SECONDS
-        _say(f"{path} was left by an earlier version of Limba: waiting up to {seconds:.0f} s for a heartbeat of it.")
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(seconds / 100)
-            now = _asked(lambda: _content(path))
-            if now is None:
-                return
-            if now != content:
-                raise self._in_use("of an earlier version of Limba, which gave a heartbeat in lease.json just now")
-        _asked(lambda: _remove(path))
 
     def _beat_on(self) -> None:
         while not self._over.is_set():
@@ -324,37 +295,6 @@ def _check_links(path: str) -> None:
                 " link."
             )
         place = os.path.dirname(place)
-
-
-def _content(path: str) -> bytes | None:
-    """Returns what is in a file at a path or address; None if it is not there."""
-    system, stripped = fsspec.core.url_to_fs(path)
-    system.invalidate_cache()
-    try:
-        return system.cat_file(stripped)
-    except FileNotFoundError:
-        return None
-
-
-def _is_locked(path: str) -> bool:
-    """Returns whether a process holds the kernel's lock of a local file; False where there are no locks."""
-    system, stripped = fsspec.core.url_to_fs(path)
-    if not is_local(system):
-        return False
-    with open(stripped, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return False
-
-
-def _remove(path: str) -> None:
-    system, stripped = fsspec.core.url_to_fs(path)
-    with contextlib.suppress(FileNotFoundError):
-        system.rm_file(stripped)
 
 
 def _asked(request: Callable[[], T]) -> T:

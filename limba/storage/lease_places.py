@@ -84,7 +84,8 @@ class Owner(NamedTuple):
             return True
         # The second field, the program's name in parentheses, may hold spaces.
         fields = about.rpartition(b")")[2].split()
-        state, ticks = fields[0], int(fields[19])
+        state = fields[0]
+        ticks = int(fields[19])  # of its start
         has_ended = state in (b"Z", b"X")
         return not has_ended and ticks == self.start % 2**64
 

@@ -1,6 +1,5 @@
 """Leases as processes of other machines have written them."""
 
-import json
 from pathlib import Path
 
 from limba.storage import lease_places
@@ -27,9 +26,3 @@ def put(path: Path, owner: Owner) -> None:
     new = path.with_name("new")
     new.write_text(file_of(owner))
     new.rename(path)
-
-
-def old_content(beat: int) -> bytes:
-    """Returns what a version before 0.3.0 wrote to lease.json."""
-    fields = {"token": "a", "purpose": "trains in", "host": HOST, "boot": "b", "pid": PID, "started": "today"}
-    return (json.dumps({"format": 1, **fields, "beat": beat}).ljust(511) + "\n").encode()

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
@@ -23,10 +22,10 @@ from filelock import SoftFileLease
 
 from limba.config import InputError, RestartError, StorageError
 from limba.storage import files, lease, lease_places
-from limba.storage.lease import FILE, OLD_FILE, held
+from limba.storage.lease import FILE, held
 from limba.storage.lease_places import BucketPlace, LocalPlace, Owner, Seen, TakenError
 from tests.bucket_server import BucketServer, GoogleHandler, emulated
-from tests.storage.leases import file_of, of_another_machine, old_content, put
+from tests.storage.leases import file_of, of_another_machine, put
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -419,29 +418,6 @@ def test_a_storage_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkey
     answers.set()  # its thread ends
 
 
-def test_a_run_of_an_earlier_version_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It locked lease.json, and changed a number in it; on another machine the lock may not be seen."""
-    old = tmp_path / OLD_FILE
-    old.write_bytes(old_content(0))
-    with old.open("r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # stopped or not
-        refused(tmp_path, rf"uses {tmp_path} now \(of an earlier version .* holds lease.json")
-    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
-    with repeated(lambda beat: old.write_bytes(old_content(beat))):
-        refused(tmp_path, "which gave a heartbeat in lease.json just now")
-    assert os.listdir(tmp_path) == [OLD_FILE]
-
-
-def test_what_a_dead_run_of_an_earlier_version_left_is_removed(tmp_path: Path, capsys) -> None:
-    (tmp_path / OLD_FILE).write_bytes(old_content(3))
-    began = time.monotonic()
-    with held(str(tmp_path)) as mine:
-        assert time.monotonic() - began >= LEASE
-        mine.confirm()
-        assert os.listdir(tmp_path) == [FILE]
-    assert f"{tmp_path}/{OLD_FILE} was left by an earlier version of Limba: waiting up to" in capsys.readouterr().err
-
-
 def test_a_bucket_has_one_holder(server: BucketServer, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
     with held("gs://bucket/run") as mine:
@@ -568,18 +544,6 @@ def test_a_bucket_in_trouble_loses_no_lease(server: BucketServer, trouble: str, 
         mine.confirm()
         assert left == [0]
     assert server.names() == []
-
-
-def test_a_run_of_an_earlier_version_in_a_bucket_is_not_joined(server: BucketServer, monkeypatch) -> None:
-    name = f"run/{OLD_FILE}"
-    server.put("bucket", name, old_content(0))
-    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LONG)
-    with repeated(lambda beat: server.put("bucket", name, old_content(beat))):
-        refused("gs://bucket/run", "which gave a heartbeat in lease.json just now")
-    assert server.names() == [name]
-    monkeypatch.setattr(lease_places, "LEASE_SECONDS", LEASE)
-    with held("gs://bucket/run"):
-        assert server.names() == [OBJECT]
 
 
 @pytest.mark.parametrize("address", ["memory://store/run", "hf://datasets/me/set/train"])

@@ -345,7 +345,8 @@ def _shared_documents(
     steps: Sequence[Step], spec: Mapping[str, Spec], arguments: Mapping[str, Any]
 ) -> _SharedDocuments:
     """Returns the shared graph of these very preprocessors and arguments."""
-    features, lengths = arguments["output_features"], arguments["sequence_length"]
+    features = arguments["output_features"]
+    lengths = arguments["sequence_length"]
     kept = [*steps, *(feature.vocabulary for feature in features.values())]
     choices = [(name, feature.add_eos, feature.dtype, feature.rank) for name, feature in features.items()]
     key = (*map(id, kept), repr(choices), repr(lengths), repr(spec))

@@ -162,7 +162,8 @@ class Opened:
         known = self._undivided.get((task.name, begun))
         if known is not None:
             return known.documents(shard)
-        split, num_shards = config.train_split, config.num_shards
+        split = config.train_split
+        num_shards = config.num_shards
         source = task.source
         by_source = len(source.list_shards(split)) >= num_shards or source.supports_arbitrary_sharding
         shard_info = seqio.ShardInfo(shard, num_shards) if by_source else None
