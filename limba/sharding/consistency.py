@@ -55,7 +55,7 @@ def check_alike(facts_of: Callable[[], Facts]) -> None:
 
 
 def differing(facts: Facts, first: Facts) -> dict[str, tuple[str | None, str | None]]:
-    """Returns the names whose values are not those of process 0, with both values, in the order of the facts.
+    """Returns the names whose values differ from process 0's, with both values, in the order of the facts.
 
     >>> differing({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"})
     {'b': ('2', '3'), 'c': (None, '4')}
@@ -138,7 +138,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:
-    """Returns the versions of those of these packages that are installed."""
+    """Returns package -> its version, for each of these packages that is installed."""
     version_of: dict[str, str] = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -125,7 +125,7 @@ def _file_lease(path: str) -> SoftFileLease:
 
 
 def _owner_of_file(lease: SoftFileLease) -> Owner | None:
-    """Returns the owner that filelock reads in a file; None if it is not there or is no lease."""
+    """Returns the owner that filelock reads in a file; None if it is missing or not a lease."""
     record = lease.owner
     if record is None or record.token is None or record.lease_duration is None:
         return None

@@ -90,7 +90,7 @@ def step_entries(directory: str | epath.Path, wanted: Callable[[str], bool] = la
 def text_of(directory: str | epath.Path, known: Mapping[str, Entry] | None = None, step: int | None = None) -> str:
     """Returns the manifest of all files of a directory, as a file's text; the entries of `known` are taken as they are.
 
-    `step` is that of a checkpoint. Only the manifest may be written to the directory afterwards.
+    `step` is a checkpoint's. Only the manifest may be written to the directory afterwards.
     """
     known = known or {}
     read = entries if step is None else step_entries

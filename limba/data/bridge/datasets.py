@@ -338,7 +338,7 @@ class _SharedDocuments:
         return shard
 
 
-_SHARED: OrderedDict[Hashable, _SharedDocuments] = OrderedDict()  # that of the last task comes last
+_SHARED: OrderedDict[Hashable, _SharedDocuments] = OrderedDict()  # the last task's comes last
 
 
 def _shared_documents(

@@ -115,8 +115,8 @@ def tokenize_and_append_eos(
 def _encoders(spec: Any, output_features: Mapping[str, Any]) -> dict[str, Callable] | None:
     """Returns the encoder of each feature that is tokenized; None where only seqio can tokenize this data set.
 
-    That is where documents have no fixed shape, so that a block of them is no tensor, where a text is one of several
-    in a document, and where a vocabulary is none of ours. Bytes are ids in TensorFlow's graph as quickly.
+    That is where documents have no fixed shape, so that a block of them is not a tensor, where a text is one of several
+    in a document, and where a vocabulary is another library's. Bytes are ids in TensorFlow's graph as quickly.
     """
     import tensorflow as tf
 

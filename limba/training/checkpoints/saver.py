@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0  # before the second attempt; each further pause is twice as long,
 LONGEST_PAUSE_SECONDS = 20.0  # up to this
-QUIET_SECONDS = 10.0  # after which a save that a stop waits for is said
+QUIET_SECONDS = 10.0  # after which a line says that a stop waits for a save
 STOP_SECONDS = 60.0  # for which a save that fails is still tried where the run was asked to stop
 GRACE_SECONDS = 30.0  # for another process, which may have begun a phase later, by up to a pause
 AGREE_SECONDS = 60.0  # to agree on the call of `poll` that reports

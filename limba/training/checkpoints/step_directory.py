@@ -123,7 +123,7 @@ def remove_step(directory: epath.Path, step: int) -> None:
 
 
 def _without_name(directory: epath.Path, step: int) -> epath.Path:
-    """Renames a step on a file system to what is no checkpoint; returns the new path."""
+    """Renames a step on a file system, so that it is not a checkpoint any more; returns the new path."""
     removed = directory / f"{step}.removed{UNFINISHED}"
     if removed.exists():
         removed.rmtree()
@@ -131,7 +131,7 @@ def _without_name(directory: epath.Path, step: int) -> epath.Path:
 
 
 def _remove_files(path: epath.Path) -> None:
-    """Removes a directory of a step, the manifest first: in a bucket it is no checkpoint without it."""
+    """Removes a directory of a step, the manifest first: without it, a bucket holds no checkpoint."""
     (path / manifest.FILE).unlink(missing_ok=True)
     path.rmtree()
 
