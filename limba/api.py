@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from limba.inference.source import Source as Source
     from limba.inference.source import VocabularyName as VocabularyName
     from limba.inference.source import described as described
+    from limba.inference.step_documents import documents_of_step as documents_of_step
     from limba.planned_run import PlannedRun as PlannedRun
     from limba.sharding.ports import listener as listener
     from limba.storage.files import write_whole as write_whole
@@ -98,6 +99,8 @@ NAMES = {  # name: where it is defined
     "Texts": "limba.data.vocabulary.text_sample.Texts",
     # a vocabulary that is to be trained
     "NewVocabulary": "limba.data.vocabulary.train.NewVocabulary",
+    # the documents of a step of a run
+    "documents_of_step": "limba.inference.step_documents.documents_of_step",
     # a task of the registry
     "Task": "limba.data.registry.Task",
     # several tasks with their rates

@@ -26,6 +26,7 @@ from limba.storage import lease
 from limba.training import checks, placement
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.guard import Guard
+from limba.training.history import History
 from limba.training.introduction import introduce
 from limba.training.loop import Loop
 from limba.training.metrics.logging import Metrics
@@ -114,7 +115,9 @@ def _train(
     checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease, may_commit)
     open_stream = functools.partial(open_stages, plan.stages, lengths, shards)
     new_state = functools.partial(first_state, config, model, optimizer, abstract)
-    reader = RowReader(checkpoints, abstract, open_stream, new_state, has_epochs=config.data.num_epochs is not None)
+    history = History(config.model_dir)
+    has_epochs = config.data.num_epochs is not None
+    reader = RowReader(checkpoints, abstract, open_stream, new_state, history, has_epochs)
     with watching(config), checkpoints, contextlib.closing(reader):
         newest = max(checkpoints.steps(), default=0)
         checks.check_steps(config, newest)  # before a checkpoint is read

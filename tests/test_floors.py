@@ -29,13 +29,14 @@ FLOORS = {
     **dict.fromkeys(("api", "tools"), 6),
 }
 IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a module counts
-    **{"philox": -3, "dataset": -2, "vocabulary.files": -2, "vocabulary.vocabularies": -1, "user_code": -1},
+    **{"philox": -4, "draws": -3, "dataset": -2, "vocabulary.files": -2},
+    **{"vocabulary.vocabularies": -1, "user_code": -1},
     **dict.fromkeys(("sources", "task_modules", "registry"), 0),
     **{"vocabulary": 1, "packing": 2, "bridge": 2, "objectives": 3},
     **{"words": -1, "metrics": 4, "tasks": 5},
     **dict.fromkeys(("deal", "vocabulary.train"), 6),
     "stream": 7,
-    **dict.fromkeys(("provenance", "run_data"), 8),
+    "run_data": 8,
 }
 BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 6)}
 WITHOUT_FLOOR = ("limba.__main__",)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import jax
 
     from limba.config import RunConfig
-    from limba.data.stream.stages import Stream
+    from limba.data.stream.streams import Stream
 
 Arrays = dict[str, np.ndarray]
 

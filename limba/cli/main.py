@@ -24,7 +24,6 @@ COMMANDS = {
     "play": ("limba.tools.pages.play.play", "serve a page on which one tries a model"),
     "status": ("limba.cli.status", "show a run's progress and live hosts, or --verify its checkpoints"),
     "report": ("limba.tools.pages.report", "summarize runs, and show them on a page"),
-    "skipped": ("limba.cli.skipped", "find the documents in the batches that a run has dropped"),
     "merge": ("limba.cli.branch:merge", "average the checkpoints of a run"),
     "inspect": ("limba.tools.corpus.inspect", "show the documents and examples of a task"),
     "vocabulary": (

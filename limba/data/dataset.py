@@ -1,31 +1,29 @@
-"""Data sets in Python and numpy: sequences of elements, read once and in order, whose place can be saved and restored.
+"""Data sets in Python and numpy: descriptions of sequences, which are read in order from any place.
 
-They have tf.data's operations, as far as they are used here, with the same results: the same seeds give the same
-order. A state is JSON with numpy arrays in it. It names what is read again, not its content, except for the elements
-in a shuffle's buffer and the rows of a packer.
+A data set has no state. `read(place)` reads it from its beginning, or from a place that came with an element. A place
+is JSON: it counts what was read, and holds no text. With each element come the documents that it is made of.
 """
 
 from __future__ import annotations
 
 import abc
-import copy
 import functools
 import importlib
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from limba.data import philox
+from limba.data import draws
 
 # An element is {feature: value}: text is bytes, tokens are int32 [n]. Between two operations it may be anything else.
 T = TypeVar("T")
 U = TypeVar("U")
-State = Any  # JSON with numpy arrays in it
+Place = Any  # JSON; None: the beginning
 Step = Callable[..., Any]  # a preprocessor: (data set, …) -> data set
-# (first element, number of elements) -> a pair of seeds for each, int64 [n, 2]
-Pairs = Callable[[int, int], np.ndarray]
+Vector = Mapping[str, np.ndarray]  # an element with one feature, a vector of tokens
 
 DRAWN = 1024  # random numbers at once: a call costs as much as hundreds of them
 
@@ -40,50 +38,67 @@ class Spec(NamedTuple):
 TEXT, TOKENS = Spec("string"), Spec("int32", (None,))
 
 
-class Dataset(Iterator[T]):
-    """A finite or endless sequence of elements, read once. After its end it stays at its end.
+class Document(NamedTuple):
+    """A document that was read: where it stands, and how much of its corpus was read with it.
+
+    `task` is the number of its task in a mixture. The source finds the document by unit, chunk and row. A long one is
+    read in pieces, each of which counts as a document.
+    """
+
+    task: int
+    unit: int
+    chunk: int
+    row: int
+    piece: int
+    epochs: float
+
+
+class Item(NamedTuple, Generic[T]):
+    """An element of a data set: its value, its documents in order, and the place after it.
+
+    `ends` says where each document ends in a vector of tokens. `tasks` has the number of the task of each example in
+    the value: of one, or of those in a packed row.
+    """
+
+    value: T
+    documents: Sequence[Document]
+    place: Place
+    ends: np.ndarray | None = None
+    tasks: Sequence[int] = (0,)
+
+
+class Dataset(abc.ABC, Generic[T]):
+    """A finite or endless sequence of elements; iterating over it gives their values from the beginning on.
 
     `spec` says the features of an element. `next_seed` is the seed of the next step that draws random numbers: as
     seqio's preprocessors do, each takes two numbers. None draws others in each run; a function returns the pairs of
     seeds itself. `cardinality` is the number of elements, as tf.data's: None where it is not known beforehand.
-    `progress` is that of `passed`, set where documents begin.
     """
-
-    progress: Callable[[], Mapping[str, float]] | None = None
 
     def __init__(
         self,
         spec: Mapping[str, Spec],
-        next_seed: int | Callable[[], Pairs] | None = None,
+        next_seed: int | Callable[[], draws.Pairs] | None = None,
         cardinality: int | None = None,
     ):
         self.spec, self.next_seed, self.cardinality = dict(spec), next_seed, cardinality
 
     @abc.abstractmethod
-    def state(self) -> State:
-        """Returns where the data set is; it stays valid when the data set moves on. After an error there is none."""
+    def read(self, place: Place = None) -> Iterator[Item[T]]:
+        """Yields the elements after a place that came with one of them; None: all of them."""
 
-    @abc.abstractmethod
-    def restore(self, state: State) -> None:
-        """Sets a data set, made as the one that was saved, to its place."""
+    def __iter__(self) -> Iterator[T]:
+        return (item.value for item in self.read())
 
-    @abc.abstractmethod
-    def _begin(self) -> None:
-        """Sets what changes in reading to the beginning, with new objects: a copy shares none of them."""
-
-    def anew(self) -> Self:
-        """Returns the same data set at its beginning, to be read beside this one: nothing of either moves the other."""
-        other = copy.copy(self)
-        other._begin()
-        return other
-
-    def take_seeds(self) -> Pairs:
-        """Returns the pairs of seeds of a step that draws random numbers."""
+    def take_draws(self, seeds_per_block: int = 1) -> Callable[[int], draws.Words]:
+        """Returns the random numbers of a step that draws: number of a block -> its numbers."""
         if callable(self.next_seed):
-            return self.next_seed()
-        seed = random.randrange(2**31) if self.next_seed is None else self.next_seed
-        self.next_seed = seed + 2
-        return functools.partial(_pairs, seed)
+            pairs = self.next_seed()
+        else:
+            seed = random.randrange(2**31) if self.next_seed is None else self.next_seed
+            self.next_seed = seed + 2
+            pairs = functools.partial(draws.pairs_of, seed)
+        return lambda number: draws.Words(pairs(seeds_per_block * number, seeds_per_block))
 
     def map(self, function: Callable[[T], U], spec: Mapping[str, Spec] | None = None) -> Dataset[U]:
         """Returns a data set of the function's results."""
@@ -91,25 +106,49 @@ class Dataset(Iterator[T]):
 
     def flat_map(self, function: Callable[[T, int], Sequence[U]], spec: Mapping[str, Spec] | None = None) -> Dataset[U]:
         """Returns a data set of the results of (element, number of the element), one after another."""
-        return _FlatMapped(self, function, spec)
+        return _FlatMapped(self, lambda item, number: _of_same_documents(item, function(item.value, number)), spec)
 
-    def batch(self, size: int, drop_remainder: bool = False, first: int | None = None) -> Dataset[list[T]]:
-        """Returns a data set of lists of so many elements; the last one may be shorter.
+    def map_groups(
+        self, size: int, function: Callable[[list[T], int], Sequence[U]], spec: Mapping[str, Spec] | None = None
+    ) -> Dataset[U]:
+        """Returns a data set of the function's results: one for each of the `size` elements that it is called with.
 
-        The first list, from the beginning or from a restored state on, has `first` elements if that is given.
+        The function is called with the elements and the number of their group. The last group may be smaller.
         """
-        return _Batched(self, size, drop_remainder, first)
+        return _MappedInGroups(self, size, function, spec)
 
-    def passed(self) -> Mapping[str, float]:
-        """Returns task name -> the epochs of its text that the elements given so far hold.
+    def batch(self, size: int, drop_remainder: bool = False) -> Dataset[list[T]]:
+        """Returns a data set of lists of so many elements; the last one may be shorter."""
+        return _Batched(self, size, drop_remainder)
 
-        What has been read of a source, and waits in a buffer, does not count. A task is missing where nobody knows.
+    def tokens(self, tokenize: Callable[[list[T]], Sequence[np.ndarray]], size: int) -> Dataset[Vector]:
+        """Returns {"targets": the tokens of `size` documents in a row}; `tokenize` returns those of each document."""
+        return _Tokenized(self, tokenize, size)
+
+    def blocks(self, size: int) -> Dataset[Vector]:
+        """Returns {"targets": a vector of this size}, of one of vectors of any size; the last one may be shorter."""
+        return _Blocks(self, size)
+
+    def cut(
+        self,
+        function: Callable[[np.ndarray, np.ndarray | None, int], Sequence[tuple[U, int]]],
+        spec: Mapping[str, Spec],
+    ) -> Dataset[U]:
+        """Returns a data set of the results of (vector, ends of its documents, number of the vector).
+
+        Each result is (element, the token of the vector that comes after those of the element). Elements take the
+        tokens in order, so each has the documents of its own.
         """
-        return {} if self.progress is None else self.progress()
 
-    def rebatch(self, size: int) -> Dataset:
-        """Returns a data set of vectors of this size, of one of vectors; the last one may be shorter."""
-        return _Rebatched(self, size)
+        def parts(item: Item[Any], number: int) -> list[Item[U]]:
+            found = function(item.value["targets"], item.ends, number)
+            slices = _documents_of_parts(_ends_of(item), [stop for _, stop in found])
+            return [
+                Item(value, item.documents[own], None, None, item.tasks)
+                for (value, _), own in zip(found, slices, strict=True)
+            ]
+
+        return _FlatMapped(self, parts, spec)
 
     def shuffle(self, size: int, seed: int) -> Dataset[T]:
         """Returns the elements in the order of tf.data's `shuffle`, by a buffer of this size."""
@@ -117,98 +156,59 @@ class Dataset(Iterator[T]):
 
 
 class Derived(Dataset[U], Generic[T, U]):
-    """A data set made from another one, which it takes over; by default its place is the other one's."""
+    """A data set made from another one."""
 
     def __init__(self, parent: Dataset[T], spec: Mapping[str, Spec] | None = None, cardinality: int | None = None):
         super().__init__(parent.spec if spec is None else spec, parent.next_seed, cardinality)
         self._parent = parent
 
-    def _begin(self) -> None:
-        """By default nothing of its own changes."""
-
-    def anew(self) -> Self:
-        other = copy.copy(self)
-        other._parent = self._parent.anew()
-        other._begin()
-        return other
-
-    def state(self) -> State:
-        return self._parent.state()
-
-    def restore(self, state: State) -> None:
-        self._parent.restore(state)
-
-    def passed(self) -> Mapping[str, float]:
-        return self._parent.passed() if self.progress is None else self.progress()
-
 
 class Elements(Dataset[T]):
-    """A data set of some elements."""
+    """A data set of some elements, whose documents are unknown."""
 
     def __init__(self, elements: Sequence[T], spec: Mapping[str, Spec], next_seed: int | None = None):
         super().__init__(spec, next_seed, len(elements))
         self._elements = elements
-        self._begin()
 
-    def _begin(self) -> None:
-        self._number = 0
-
-    def __next__(self) -> T:
-        if self._number == len(self._elements):
-            raise StopIteration
-        self._number += 1
-        return self._elements[self._number - 1]
-
-    def state(self) -> State:
-        return self._number
-
-    def restore(self, state: State) -> None:
-        self._number = state
+    def read(self, place: Place = None) -> Iterator[Item[T]]:
+        for number in range(place or 0, len(self._elements)):
+            yield Item(self._elements[number], (), number + 1)
 
 
 class Mixed(Dataset[T]):
-    """Elements of several data sets, chosen by their rates as tf.data's `sample_from_datasets` does."""
+    """Elements of several data sets, chosen by their rates as tf.data's `sample_from_datasets` does.
+
+    A data set is opened when its first element is due. Its number is the task of its elements.
+    """
 
     def __init__(self, datasets: Sequence[Dataset[T]], rates: Sequence[float], seed: int):
         super().__init__(datasets[0].spec)
-        chosen = [(dataset, rate) for dataset, rate in zip(datasets, rates, strict=True) if rate > 0]
-        self._datasets = [dataset for dataset, _ in chosen]
-        self._begin()
-        weights = [rate for _, rate in chosen]
-        self._choice = _in_blocks(lambda start: philox.choices(seed, weights, start, DRAWN))
+        self._chosen = [number for number, rate in enumerate(rates) if rate > 0]
+        self._datasets = [datasets[number] for number in self._chosen]
+        weights = [rates[number] for number in self._chosen]
+        self._choice = _in_blocks(lambda start: draws.choices(seed, weights, start, DRAWN))
 
-    def _begin(self) -> None:
-        self._number, self._ended = 0, set[int]()
-
-    def anew(self) -> Self:
-        other = super().anew()
-        other._datasets = [dataset.anew() for dataset in self._datasets]
-        return other
-
-    def __next__(self) -> T:
-        while len(self._ended) < len(self._datasets):
-            choice = self._choice(self._number) if len(self._datasets) > 1 else 0
-            if choice not in self._ended:
-                try:
-                    element = next(self._datasets[choice])
-                    self._number += 1
-                    return element
-                except StopIteration:
-                    self._ended.add(choice)
-            self._number += 1
-        raise StopIteration
-
-    def passed(self) -> Mapping[str, float]:
-        return {name: epochs for dataset in self._datasets for name, epochs in dataset.passed().items()}
-
-    def state(self) -> State:
-        parts = [dataset.state() for dataset in self._datasets]
-        return {"parts": parts, "number": self._number, "ended": sorted(self._ended)}
-
-    def restore(self, state: State) -> None:
-        self._number, self._ended = state["number"], set(state["ended"])
-        for dataset, each in zip(self._datasets, state["parts"], strict=True):
-            dataset.restore(each)
+    def read(self, place: Place = None) -> Iterator[Item[T]]:
+        """Yields the elements; a place has the number of the next choice, what has ended, and a place of each part."""
+        count = len(self._datasets)
+        begun = place or {"number": 0, "ended": [], "parts": [None] * count}
+        number, ended, places = begun["number"], set(begun["ended"]), list(begun["parts"])
+        readings: list[Iterator[Item[T]] | None] = [None] * count
+        while len(ended) < count:
+            choice = self._choice(number) if count > 1 else 0
+            number += 1
+            if choice in ended:
+                continue
+            reading = readings[choice]
+            if reading is None:
+                reading = readings[choice] = self._datasets[choice].read(places[choice])
+            item = next(reading, None)
+            if item is None:
+                ended.add(choice)
+                continue
+            places[choice] = item.place
+            after = {"number": number, "ended": sorted(ended), "parts": places.copy()}
+            yield item._replace(place=after, tasks=(self._chosen[choice],))
 
 
 class _Mapped(Derived[T, U]):
@@ -216,227 +216,188 @@ class _Mapped(Derived[T, U]):
         super().__init__(parent, spec, parent.cardinality)
         self._function = function
 
-    def __next__(self) -> U:
-        return self._function(next(self._parent))
+    def read(self, place: Place = None) -> Iterator[Item[U]]:
+        function = self._function
+        for value, documents, after, _, tasks in self._parent.read(place):
+            yield Item(function(value), documents, after, None, tasks)
 
 
 class _Batched(Derived[T, list[T]]):
-    def __init__(self, parent: Dataset[T], size: int, drop_remainder: bool, first: int | None):
+    def __init__(self, parent: Dataset[T], size: int, drop_remainder: bool):
         super().__init__(parent)
         self._size, self._drop_remainder = size, drop_remainder
-        self._first_size = size if first is None else first
-        self._begin()
 
-    def _begin(self) -> None:
-        self._next_size = self._first_size
-
-    def restore(self, state: State) -> None:
-        super().restore(state)
-        self._begin()
-
-    def __next__(self) -> list[T]:
-        found = []
-        for element in self._parent:
-            found.append(element)
-            if len(found) == self._next_size:
-                self._next_size = self._size
-                return found
-        if not found or self._drop_remainder:
-            raise StopIteration
-        return found
+    def read(self, place: Place = None) -> Iterator[Item[list[T]]]:
+        for group in _groups(self._parent.read(place), self._size):
+            if len(group) == self._size or not self._drop_remainder:
+                documents = [document for item in group for document in item.documents]
+                yield Item([item.value for item in group], documents, group[-1].place)
 
 
-class _Reread(Derived[T, U], abc.ABC):
-    """Gives away an element of its parent in parts; its state is that before the element, and what was given."""
+class _Tokenized(Derived[T, Vector]):
+    def __init__(self, parent: Dataset[T], tokenize: Callable[[list[T]], Sequence[np.ndarray]], size: int):
+        super().__init__(parent, {"targets": TOKENS})
+        self._tokenize, self._size = tokenize, size
 
-    def __init__(self, parent: Dataset[T], spec: Mapping[str, Spec] | None = None):
-        super().__init__(parent, spec)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._before: State = None
-        self._passed_before: Mapping[str, float] = {}  # what the parent had passed on before the element
-        self._number = self._used = 0  # elements of the parent that were read, and what was given of the last one
-        self._part: Sequence = ()
-
-    def _read(self) -> None:
-        before, passed_before = self._parent.state(), self._parent.passed()
-        part = self._opened(next(self._parent))
-        self._before, self._part, self._used = before, part, 0
-        self._passed_before = passed_before
-        self._number += 1
-
-    def passed(self) -> Mapping[str, float]:
-        """Returns what the parent had passed on before the last element, and its share of that element."""
-        after = super().passed()
-        if self.progress is not None or self._used == len(self._part):
-            return after
-        share = self._used / len(self._part)
-        before = {name: self._passed_before.get(name, epochs) for name, epochs in after.items()}
-        return {name: before[name] + share * (epochs - before[name]) for name, epochs in after.items()}
-
-    @abc.abstractmethod
-    def _opened(self, element: T) -> Sequence:
-        """Returns what is given of an element, in order."""
-
-    def state(self) -> State:
-        if self._used == len(self._part):
-            return {"parent": self._parent.state(), "number": self._number, "used": 0}
-        return {"parent": self._before, "number": self._number - 1, "used": self._used}
-
-    def restore(self, state: State) -> None:
-        self._parent.restore(state["parent"])
-        self._number, self._part, self._used = state["number"], (), 0
-        if state["used"]:
-            self._read()
-            self._used = state["used"]
+    def read(self, place: Place = None) -> Iterator[Item[Vector]]:
+        for group in _groups(self._parent.read(place), self._size):
+            vectors = self._tokenize([item.value for item in group])
+            filled = [number for number, vector in enumerate(vectors) if len(vector)]
+            # A document without tokens is in no row.
+            documents = [document for number in filled for document in group[number].documents]
+            ends = np.cumsum([len(vectors[number]) for number in filled], dtype=np.int64)
+            yield Item({"targets": np.concatenate(vectors)}, documents, group[-1].place, ends)
 
 
-class _FlatMapped(_Reread[T, U]):
-    def __init__(self, parent: Dataset[T], function: Callable[[T, int], Sequence[U]], spec: Mapping[str, Spec] | None):
-        super().__init__(parent, spec)
-        self._function = function
-
-    def _opened(self, element: T) -> Sequence[U]:
-        return self._function(element, self._number)
-
-    def __next__(self) -> U:
-        while self._used == len(self._part):
-            self._read()
-        self._used += 1
-        return self._part[self._used - 1]
-
-
-class Counted(_FlatMapped[list, T]):
-    """The elements of batches of `size`, which `function` sees, and what they are of an epoch of `of_epoch` elements.
-
-    The first element is in epoch `first`, and none is in epoch `last`.
-    """
+class _FlatMapped(Derived[T, U]):
+    """Gives the parts of an element one by one: a place has that before the element, and how many were given."""
 
     def __init__(
-        self,
-        parent: Dataset[list],
-        function: Callable[[list, int], Sequence[T]],
-        size: int,
-        of_epoch: float,
-        first: float,
-        last: float,
+        self, parent: Dataset[T], opened: Callable[[Item[T], int], Sequence[Item[U]]], spec: Mapping[str, Spec] | None
     ):
-        super().__init__(parent, function, None)
-        self._size, self._of_epoch, self._first, self._last = size, of_epoch, first, last
+        super().__init__(parent, spec)
+        self._opened = opened
 
-    def epochs(self) -> float:
-        """Returns the epochs that were given so far, also by the data set whose state was restored."""
-        read_before = self._number - 1 if self._part else self._number  # batches; one is open where there is a part
-        count = self._size * read_before + self._used
-        return min(self._first + count / self._of_epoch, self._last)
+    def read(self, place: Place = None) -> Iterator[Item[U]]:
+        begun = place or {"before": None, "number": 0, "given": 0}
+        before, number, given = begun["before"], begun["number"], begun["given"]
+        for item in self._parent.read(before):
+            yield from _after(before, item.place, number, self._opened(item, number), given)
+            before, number, given = item.place, number + 1, 0
 
 
-class _Rebatched(_Reread[np.ndarray, np.ndarray]):
-    def __init__(self, parent: Dataset, size: int):
-        super().__init__(parent)
+class _MappedInGroups(Derived[T, U]):
+    def __init__(
+        self,
+        parent: Dataset[T],
+        size: int,
+        function: Callable[[list[T], int], Sequence[U]],
+        spec: Mapping[str, Spec] | None,
+    ):
+        super().__init__(parent, spec)
+        self._size, self._function = size, function
+
+    def read(self, place: Place = None) -> Iterator[Item[U]]:
+        begun = place or {"before": None, "number": 0, "given": 0}
+        before, number, given = begun["before"], begun["number"], begun["given"]
+        for group in _groups(self._parent.read(before), self._size):
+            values = self._function([item.value for item in group], number)
+            parts = [
+                Item(value, item.documents, None, None, item.tasks) for value, item in zip(values, group, strict=True)
+            ]
+            yield from _after(before, group[-1].place, number, parts, given)
+            before, number, given = group[-1].place, number + 1, 0
+
+
+class _Blocks(Derived[Any, Vector]):
+    def __init__(self, parent: Dataset[Any], size: int):
+        super().__init__(parent, {"targets": TOKENS})
         self._size = size
 
-    def _opened(self, element: np.ndarray) -> np.ndarray:
-        return element
-
-    def __next__(self) -> np.ndarray:
-        parts, missing = [], self._size
-        while missing:
-            if self._used == len(self._part):
-                try:
-                    self._read()
-                except StopIteration:
-                    break
-            parts.append(self._part[self._used : self._used + missing])
-            self._used += len(parts[-1])
-            missing -= len(parts[-1])
-        if missing == self._size:
-            raise StopIteration
-        return np.concatenate(parts)
+    def read(self, place: Place = None) -> Iterator[Item[Vector]]:
+        """Yields the blocks; a place has that before the vector in which the next one begins, and the tokens used."""
+        begun = place or {"before": None, "used": 0}
+        before, start = begun["before"], begun["used"]
+        parts: list[np.ndarray] = []
+        documents: list[Document] = []
+        ends: list[np.ndarray] = []
+        filled = 0  # tokens of the block
+        for item in self._parent.read(before):
+            vector, ends_here = item.value["targets"], _ends_of(item)
+            while start < len(vector):
+                stop = min(start + self._size - filled, len(vector))
+                (own,) = _documents_of_parts(ends_here, [stop], start)
+                parts.append(vector[start:stop])
+                documents += item.documents[own]
+                ends.append(np.minimum(ends_here[own], stop) - start + filled)
+                filled += stop - start
+                start = stop
+                if filled == self._size:
+                    is_used_up = stop == len(vector)
+                    after = {"before": item.place if is_used_up else before, "used": 0 if is_used_up else stop}
+                    yield Item({"targets": np.concatenate(parts)}, documents, after, np.concatenate(ends))
+                    parts, documents, ends, filled = [], [], [], 0
+            before, start = item.place, 0
+        if filled:
+            after = {"before": before, "used": 0}
+            yield Item({"targets": np.concatenate(parts)}, documents, after, np.concatenate(ends))
 
 
 class _Shuffled(Derived[T, T]):
-    def __init__(self, parent: Dataset, size: int, seed: int):
+    """A place counts what was given: from there a data set is read again from its beginning."""
+
+    def __init__(self, parent: Dataset[T], size: int, seed: int):
         super().__init__(parent)
-        first, second = philox.sequence(seed, 0, 2).tolist()
-        self._draw = _in_blocks(lambda start: philox.of_pair(first, second, start, DRAWN))
+        self._draw = _in_blocks(draws.of_shuffle(seed, DRAWN))
         self._size = size
-        self._begin()
 
-    def _begin(self) -> None:
-        self._buffer: list[Any] = [None] * self._size
-        self._start = self._end = 0  # the buffer is a ring
+    def read(self, place: Place = None) -> Iterator[Item[T]]:
+        return itertools.islice(self._all(), place["given"] if place else 0, None)
 
-    def __next__(self) -> T:
-        buffer, size = self._buffer, len(self._buffer)
-        while self._end - self._start < size:
-            element = next(self._parent, None)
-            if element is None:
-                break
-            buffer[self._end % size] = element
-            self._end += 1
-        if self._start == self._end:
-            raise StopIteration
-        chosen = (self._start + self._draw(self._start) % (self._end - self._start)) % size
-        element, buffer[chosen] = buffer[chosen], buffer[self._start % size]
-        self._start += 1
-        return element
-
-    def passed(self) -> Mapping[str, float]:
-        """Returns the share of what the parent has passed on that is not in the buffer."""
-        share = self._start / max(self._end, 1)
-        return {name: share * epochs for name, epochs in super().passed().items()}
-
-    def state(self) -> State:
-        waiting = [self._buffer[place % len(self._buffer)] for place in range(self._start, self._end)]
-        columns = {name: _column([each[name] for each in waiting]) for name in waiting[0]} if waiting else {}
-        return {"parent": super().state(), "start": self._start, "end": self._end, "columns": columns}
-
-    def restore(self, state: State) -> None:
-        super().restore(state["parent"])
-        self._start, self._end = state["start"], state["end"]
-        columns = {name: _values(column) for name, column in state["columns"].items()}
-        for number, place in enumerate(range(self._start, self._end)):
-            self._buffer[place % len(self._buffer)] = {name: values[number] for name, values in columns.items()}
+    def _all(self) -> Iterator[Item[T]]:
+        items = self._parent.read()
+        waiting: list[Any] = list(itertools.islice(items, self._size))
+        size = len(waiting)  # of the ring
+        start = 0  # elements given
+        end = size  # elements read
+        while start < end:
+            chosen = (start + self._draw(start) % (end - start)) % size
+            item = waiting[chosen]
+            waiting[chosen] = waiting[start % size]
+            start += 1
+            following = next(items, None)
+            if following is not None:
+                waiting[end % size] = following
+                end += 1
+            yield item._replace(place={"given": start})
 
 
-def _column(values: Sequence[bytes | np.ndarray]) -> State:
-    """Returns values of one feature, bytes or arrays of any lengths, as a state."""
-    if isinstance(values[0], bytes):
-        return {"texts": np.frombuffer(b"".join(values), np.uint8), "sizes": np.array([*map(len, values)])}  # pyright: ignore[reportCallIssue, reportArgumentType]
-    arrays = [np.asarray(value) for value in values]
-    shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
-    return {"arrays": np.concatenate([array.ravel() for array in arrays]), "shapes": shapes}
+def _groups(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    """Yields lists of `size` items; the last one may be shorter."""
+    while group := list(itertools.islice(items, size)):
+        yield group
 
 
-def _values(column: State) -> list[bytes] | list[np.ndarray]:
-    """Returns the values of `_column`."""
-    if "texts" in column:
-        text, ends = column["texts"].tobytes(), np.cumsum(column["sizes"]).tolist()
-        return [text[end - size : end] for size, end in zip(column["sizes"].tolist(), ends, strict=True)]
-    sizes = np.prod(column["shapes"], axis=1, dtype=np.int64)
-    parts = np.split(column["arrays"], np.cumsum(sizes)[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, column["shapes"].tolist(), strict=True)]
+def _of_same_documents(item: Item[Any], values: Sequence[U]) -> list[Item[U]]:
+    return [Item(value, item.documents, None, None, item.tasks) for value in values]
+
+
+def _after(before: Place, after: Place, number: int, parts: Sequence[Item[U]], given: int) -> Iterator[Item[U]]:
+    """Yields the parts of an element from the first one on that was not given, each with the place after it.
+
+    `before` and `after` are the places before and after the element.
+    """
+    last = len(parts) - 1
+    for count in range(given, len(parts)):
+        place = {"before": before, "number": number, "given": count + 1}
+        if count == last:
+            place = {"before": after, "number": number + 1, "given": 0}
+        value, documents, _, ends, tasks = parts[count]
+        yield Item(value, documents, place, ends, tasks)
+
+
+def _ends_of(item: Item[Any]) -> np.ndarray:
+    """Returns where each document ends in a vector; where that is not known, all may be anywhere in it."""
+    if item.ends is not None and len(item.ends) == len(item.documents):
+        return item.ends
+    return np.full(len(item.documents), len(item.value["targets"]), np.int64)
+
+
+def _documents_of_parts(ends: np.ndarray, stops: Sequence[int], start: int = 0) -> list[slice]:
+    """Returns which documents have tokens in each part of a vector, from `start` to before each of `stops`."""
+    edges = np.array([start, *stops])
+    firsts = np.searchsorted(ends, edges[:-1], side="right")
+    lasts = np.searchsorted(ends, edges[1:] - 1, side="right")
+    if len(ends):
+        # Documents that end together are those of which no end is known: all of them.
+        lasts = np.searchsorted(ends, ends[np.minimum(lasts, len(ends) - 1)], side="right") - 1
+    return [slice(first, last + 1) for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 
 
 def _in_blocks(drawn: Callable[[int], np.ndarray]) -> Callable[[int], int]:
     """Returns number -> its random number, where `drawn` returns DRAWN of them from one on."""
     block = functools.lru_cache(maxsize=1)(lambda number: drawn(DRAWN * number).tolist())
     return lambda number: block(number // DRAWN)[number % DRAWN]
-
-
-@functools.lru_cache(maxsize=256)
-def _block_of_pairs(seed: int, number: int) -> np.ndarray:
-    return np.stack([philox.sequence(seed + side, DRAWN * number, DRAWN) for side in (0, 1)], 1)
-
-
-def _pairs(seed: int, start: int, count: int) -> np.ndarray:
-    """Returns the pairs int64 [count, 2] that two `tf.data.Dataset.random` give, of the seed and the next one."""
-    first, last = start // DRAWN, (start + count - 1) // DRAWN
-    blocks = [_block_of_pairs(seed, number) for number in range(first, last + 1)]
-    found = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    return found[start - DRAWN * first :][:count]
 
 
 def preprocessor(function: Step) -> Step:

@@ -1,8 +1,6 @@
 """The deal of a run: the tasks whose documents are counted, so that each epoch is dealt evenly to its shards.
 
-Counted documents are dealt one by one, others in whole units (`sources/units.py`). Each token of a mixture carries the
-number of its task in the upper bits of its id until its batch is taken, so that rows, packed or not, are read ahead,
-saved and resumed as all others are. Runs that began without it keep plain ids.
+Counted documents are dealt one by one, others in whole units (`sources/documents.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from limba.config import ConfigError, DataConfig
 from limba.data.dataset import TEXT, Elements
 from limba.data.objectives.choice import examples_of
@@ -23,8 +19,6 @@ from limba.data.sources.order import Counts
 from limba.data.tasks import Provider, has_exact_positions, parts_of, unit_sources
 
 VERSION = 2  # of how counted documents are dealt; part of the format of data positions
-ID_BITS = 24  # of a token's int32; no vocabulary has 16 million pieces
-MOST_TASKS = 127  # whose numbers, from 1, fit into the other bits
 TRIED = 7  # documents with which a task's preprocessors are tried, without reading any
 
 
@@ -33,21 +27,18 @@ class Deal:
     """Task -> the counts of its documents, in the order of the tasks; a task without them deals whole units.
 
     `rows` are those of one epoch of all tasks; None if they cannot be known beforehand, and `reason` then says why.
-    `is_exact` is False if they are an estimate. With `marks_corpora` the tokens of a mixture are counted by task
-    (`marked`).
+    `is_exact` is False if they are an estimate.
     """
 
     counts: Mapping[str, Counts] = field(default_factory=dict)
     rows: int | None = None
     is_exact: bool = True
     reason: str = ""
-    marks_corpora: bool = False
 
     @property
     def identity(self) -> dict[str, object] | None:
         """What a data position says of it; None if nothing is counted."""
-        marks = {"corpora": True} if self.marks_corpora else {}
-        return {"version": VERSION, "tasks": sorted(self.counts), **marks} if self.counts or marks else None
+        return {"version": VERSION, "tasks": sorted(self.counts)} if self.counts else None
 
     def offset(self, task: str, num_epochs: int | None) -> int:
         """Returns the number of documents of the tasks before this one, in all their epochs."""
@@ -62,35 +53,12 @@ class Deal:
     def of_text(text: str) -> Deal:
         """Returns what `to_text` has given."""
         plain = json.loads(text)
+        plain.pop("marks_corpora", None)  # which versions before 0.3 wrote
         counts = {name: Counts.of(each) for name, each in plain["counts"].items()}
         return Deal(**{**plain, "counts": counts})
 
 
 WHOLE_UNITS = Deal()
-
-
-def marked(example: Mapping[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
-    """Returns the features, int32 [L] each, with the number of a task in each token; padding stays 0."""
-    mark = np.int32(number << ID_BITS)
-    return {name: np.where(tokens == 0, 0, tokens + mark).astype(np.int32) for name, tokens in example.items()}
-
-
-def unmarked(
-    rows: Mapping[str, np.ndarray], names: Mapping[str, int], num_tasks: int
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns (the rows with plain ids, the tokens of each task in them, int64 [num_tasks]).
-
-    `names` are those of the features whose tokens are marked.
-
-    >>> rows, counts = unmarked({"targets": np.array([[7 + (2 << 24), 1 + (1 << 24), 0]], np.int32)}, {"targets": 3}, 2)
-    >>> rows["targets"].tolist(), counts.tolist()
-    ([[7, 1, 0]], [1, 1])
-    """
-    plain, counts = dict(rows), np.zeros(num_tasks + 1, np.int64)
-    for name in names:
-        counts += np.bincount((rows[name] >> ID_BITS).ravel(), minlength=num_tasks + 1)
-        plain[name] = rows[name] & ((1 << ID_BITS) - 1)
-    return plain, counts[1:]
 
 
 def corpora_of(task: Provider, config: DataConfig) -> str:
@@ -110,13 +78,12 @@ def deal_of(
     wants_epochs: bool,
     names: Sequence[str] | None = None,
     known: Mapping[str, Counts] | None = None,
-    marks_corpora: bool = False,
 ) -> Deal:
     """Returns the deal of a run; reads small local corpora once, to count their documents, unless they are `known`.
 
     With `wants_epochs`, where the run ends or saves by epochs, the sizes that large files say themselves count too.
-    `names` are the tasks that a resumed run deals evenly; None for a new one. `marks_corpora` is taken for mixtures
-    only. Raises ConfigError for `max_examples` of a corpus without documents to choose, and InputError for bad files.
+    `names` are the tasks that a resumed run deals evenly; None for a new one. Raises ConfigError for
+    `max_examples` of a corpus without documents to choose, and InputError for bad files.
     """
     counts, reasons = dict[str, Counts](), list[str]()
     sources = unit_sources(task) if has_exact_positions(task) else {}
@@ -138,8 +105,7 @@ def deal_of(
     if isinstance(task, Mixture) and config.num_epochs is None:
         reason = reason or f"{task.name} is a mixture without an end, whose tasks have epochs of their own"
     rows = None if reason else sum(each.total for each in counts.values())
-    marks_corpora = marks_corpora and isinstance(task, Mixture) and len(parts_of(task)) <= MOST_TASKS
-    return Deal(counts, rows, all(each.is_exact for each in counts.values()), reason, marks_corpora)
+    return Deal(counts, rows, all(each.is_exact for each in counts.values()), reason)
 
 
 def _unknown(part: Task, lengths: Mapping[str, int], config: DataConfig, counts: Counts | None) -> str:

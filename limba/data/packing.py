@@ -9,47 +9,65 @@ the same loss as in a row of its own (Raffel et al. 2020, arXiv:1910.10683, sect
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from limba.config import InputError
-from limba.data.dataset import Dataset, Derived, Spec, State
+from limba.data.dataset import Dataset, Derived, Item, Place, Spec
 from limba.data.vocabulary.stream import RowIds
 
 FEATURES = ("inputs", "targets")
 PREDICTED = 1 << 23  # added to an id of masked inputs whose target is trained
 CAUSAL = 1 << 22  # added to an id of masked inputs that is read causally; no vocabulary has 4 million pieces
-OPEN_ROWS = 16  # open rows of a shard, with room for an example; a saved data position holds them
+OPEN_ROWS = 16  # open rows of a shard, with room for an example
+MOST_EXAMPLES = 4_096  # a row is given after so many examples since its first one: a resumed run makes them again
 
 Example = Mapping[str, np.ndarray]
 
 
-def batched(
-    dataset: Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool, packed: bool, first: int | None = None
-) -> Dataset:
-    """Returns the features of `lengths`, int32 [num_rows, L], truncated and zero-padded, or packed with segment ids.
+def rows_of(dataset: Dataset, lengths: Mapping[str, int], packed: bool) -> tuple[Dataset, dict[str, int]]:
+    """Returns (examples that are rows, the lengths of their features); those are packed with segment ids.
 
-    The first element has `first` rows if that is given. Raises InputError if the examples lack one of them.
+    `matrices` pads the rows. Raises InputError if the examples lack a feature of `lengths`.
     """
     for name in lengths:
         if name not in dataset.spec or len(dataset.spec[name].shape) != 1:
             raise InputError(
                 f"The task's preprocessors return no tokens {name!r}; add the preprocessor that makes them."
             )
-    rows = pack(dataset, lengths) if packed else dataset
-    widths = {name: shape[0] or 0 for name, (_, shape) in rows.spec.items()} if packed else lengths
+    if not packed:
+        return dataset, dict(lengths)
+    rows = pack(dataset, lengths)
+    return rows, {name: shape[0] or 0 for name, (_, shape) in rows.spec.items()}
 
-    def padded(examples: Sequence[Example]) -> dict[str, np.ndarray]:
-        found = {name: np.zeros([len(examples), width], np.int32) for name, width in widths.items()}
-        for name, matrix in found.items():
-            for row, example in zip(matrix, examples, strict=True):
-                tokens = example[name][: len(row)]
-                row[: len(tokens)] = tokens
-        return found
 
+def matrices(examples: Sequence[Example], widths: Mapping[str, int], num_rows: int) -> dict[str, np.ndarray]:
+    """Returns the features of `widths`, int32 [num_rows, L], truncated and zero-padded; missing rows are zeros."""
+    found = {}
+    for name, width in widths.items():
+        matrix = found[name] = np.zeros([num_rows, width], np.int32)
+        for row, example in zip(matrix, examples, strict=False):
+            tokens = example[name][:width]
+            row[: len(tokens)] = tokens
+    return found
+
+
+def batched(dataset: Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool, packed: bool) -> Dataset:
+    """Returns the features of `lengths`, int32 [num_rows, L], truncated and zero-padded, or packed with segment ids.
+
+    The last element has fewer rows, or with `whole` is left out. Raises InputError if the examples lack a feature.
+    """
+    rows, widths = rows_of(dataset, lengths, packed)
     spec = {name: Spec("int32", (None, width)) for name, width in widths.items()}
-    return rows.batch(num_rows, drop_remainder=whole, first=first).map(padded, spec)
+    batches = rows.batch(num_rows, drop_remainder=whole)
+    return batches.map(lambda examples: matrices(examples, widths, len(examples)), spec)
+
+
+def padded_rows(rows: Mapping[str, np.ndarray], num_rows: int) -> dict[str, np.ndarray]:
+    """Returns the rows, padded with rows of zeros to `num_rows`."""
+    return {name: np.pad(value, [(0, num_rows - len(value)), (0, 0)]) for name, value in rows.items()}
 
 
 def pack(dataset: Dataset, lengths: Mapping[str, int]) -> Dataset:
@@ -57,65 +75,106 @@ def pack(dataset: Dataset, lengths: Mapping[str, int]) -> Dataset:
 
     Segments are numbered from 1 in the order of their examples; padding has segment 0. An example is put into the first
     open row with room for it; if there is none, the fullest row is returned first. Examples longer than a row are
-    truncated, empty ones skipped. The open rows are the state. seqio's `trim_and_pack_dataset` closes all its rows
-    after every 512 examples: its rows are less full.
+    truncated, empty ones skipped. seqio's `trim_and_pack_dataset` closes all its rows after every 512 examples: its
+    rows are less full.
     """
     return _Packed(dataset, {name: lengths[name] for name in FEATURES if name in lengths})
+
+
+class _Open(NamedTuple):
+    """An example in an open row: its number, the place before it, and what it is made of."""
+
+    number: int
+    before: Place
+    item: Item[list[np.ndarray]]
 
 
 class _Packed(Derived):
     def __init__(self, parent: Dataset, lengths: Mapping[str, int]):
         self._names, self._widths = list(lengths), np.array(list(lengths.values()))
-        kinds = {part: width for name, width in lengths.items() for part in (name, f"{name}_segment_ids")}
-        super().__init__(parent, {name: Spec("int32", (width,)) for name, width in kinds.items()})
-        self._kinds = kinds
-        self._begin()
+        self._kinds = {part: width for name, width in lengths.items() for part in (name, f"{name}_segment_ids")}
+        super().__init__(parent, {name: Spec("int32", (width,)) for name, width in self._kinds.items()})
 
-    def _begin(self) -> None:
-        # Of each open row the tokens used of each feature, and the number of examples.
-        self._used = np.zeros([OPEN_ROWS, len(self._names) + 1], np.int64)
-        self._rows = {name: np.zeros([OPEN_ROWS, width], np.int32) for name, width in self._kinds.items()}
+    def read(self, place: Place = None) -> Iterator[Item[dict[str, np.ndarray]]]:
+        """Yields the rows.
 
-    def __next__(self) -> dict[str, np.ndarray]:
-        for example in self._parent:
-            vectors = [np.asarray(example[name][:width]) for name, width in zip(self._names, self._widths, strict=True)]
-            sizes = np.array([np.count_nonzero(vector) for vector in vectors])  # some are padded already
+        A place has the numbers of the examples in the open rows, and the place before the oldest of them, whose number
+        is `first`: a resumed reading makes the examples from there again, up to `given`.
+        """
+        begun = place or {"before": None, "first": 0, "given": 0, "open": []}
+        row_of = {number: row for row, numbers in enumerate(begun["open"]) for number in numbers}
+        rows: list[list[_Open]] = [[] for _ in range(OPEN_ROWS)]
+        used = np.zeros([OPEN_ROWS, len(self._names)], np.int64)  # tokens of each open row
+        before, number = begun["before"], begun["first"]
+
+        def put(row: int, example: _Open, sizes: np.ndarray) -> None:
+            rows[row].append(example)
+            used[row] += sizes
+
+        def finished(row: int) -> list[_Open]:
+            examples = rows[row]
+            rows[row] = []
+            used[row] = 0
+            return examples
+
+        for item in self._parent.read(before):
+            cut = [np.asarray(item.value[name][:width]) for name, width in zip(self._names, self._widths, strict=True)]
+            sizes = np.array([np.count_nonzero(vector) for vector in cut])  # some are padded already
+            vectors = [vector[:size] for vector, size in zip(cut, sizes, strict=True)]
+            example = _Open(number, before, item._replace(value=vectors))
+            before, number = item.place, number + 1
+            if example.number < begun["given"]:
+                if example.number in row_of:
+                    put(row_of[example.number], example, sizes)
+                continue
             if not sizes.any():
                 continue
-            has_room = np.all(self._used[:, :-1] + sizes <= self._widths, axis=1)
-            row, finished = int(has_room.argmax()), None
+            has_room = np.all(used + sizes <= self._widths, axis=1)
+            row = int(has_room.argmax())
+            given: list[_Open] = []
             if not has_room[row]:
-                row = int(self._used[:, :-1].sum(1).argmax())
-                finished = self._finish(row)
-            self._put(row, vectors, sizes)
-            if finished is not None:
-                return finished
-        for row in np.flatnonzero(self._used[:, -1]).tolist():
-            return self._finish(row)
-        raise StopIteration
+                row = int(used.sum(1).argmax())
+                given = finished(row)
+            put(row, example, sizes)
+            if given:
+                yield self._row(given, self._place(rows, before, number))
+            oldest = _oldest(rows)
+            if oldest is not None and number - rows[oldest][0].number >= MOST_EXAMPLES:
+                given = finished(oldest)
+                yield self._row(given, self._place(rows, before, number))
+        for row in range(OPEN_ROWS):
+            if rows[row]:
+                given = finished(row)
+                yield self._row(given, self._place(rows, before, number))
 
-    def _finish(self, row: int) -> dict[str, np.ndarray]:
-        """Returns an open row, and empties it."""
-        found = {name: matrix[row].copy() for name, matrix in self._rows.items()}
-        for array in (self._used, *self._rows.values()):
-            array[row] = 0
-        return found
+    def _place(self, rows: Sequence[Sequence[_Open]], after: Place, number: int) -> Place:
+        """Returns the place after example `number` - 1, whose own place is `after`, with these open rows."""
+        oldest = _oldest(rows)
+        opened = [[example.number for example in row] for row in rows]
+        if oldest is None:
+            return {"before": after, "first": number, "given": number, "open": opened}
+        first = rows[oldest][0]
+        return {"before": first.before, "first": first.number, "given": number, "open": opened}
 
-    def _put(self, row: int, vectors: Sequence[np.ndarray], sizes: np.ndarray) -> None:
-        """Puts an example into an open row."""
-        self._used[row, -1] += 1
-        for name, vector, start, size in zip(self._names, vectors, self._used[row].tolist(), sizes, strict=False):
-            self._rows[name][row, start : start + size] = vector[:size]
-            self._rows[f"{name}_segment_ids"][row, start : start + size] = self._used[row, -1]
-        self._used[row, :-1] += sizes
+    def _row(self, examples: Sequence[_Open], place: Place) -> Item[dict[str, np.ndarray]]:
+        found = {name: np.zeros(width, np.int32) for name, width in self._kinds.items()}
+        for column, name in enumerate(self._names):
+            start = 0
+            for segment, example in enumerate(examples, 1):
+                vector = example.item.value[column]
+                stop = start + len(vector)
+                found[name][start:stop] = vector
+                found[f"{name}_segment_ids"][start:stop] = segment
+                start = stop
+        documents = [document for example in examples for document in example.item.documents]
+        tasks = [task for example in examples for task in example.item.tasks]
+        return Item(found, documents, place, None, tasks)
 
-    def state(self) -> State:
-        rows = {name: matrix.copy() for name, matrix in self._rows.items()}
-        return {"parent": super().state(), "used": self._used.copy(), "rows": rows}
 
-    def restore(self, state: State) -> None:
-        super().restore(state["parent"])
-        self._used, self._rows = state["used"].copy(), {name: each.copy() for name, each in state["rows"].items()}
+def _oldest(rows: Sequence[Sequence[_Open]]) -> int | None:
+    """Returns the row with the oldest example; None where all are empty."""
+    filled = [row for row, examples in enumerate(rows) if examples]
+    return min(filled, key=lambda row: rows[row][0].number, default=None)
 
 
 def model_features(

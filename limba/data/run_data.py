@@ -17,12 +17,12 @@ from limba.data.deal import has_row_per_document
 from limba.data.objectives.choice import derive_lengths, examples_of, with_noise
 from limba.data.objectives.supervised import begin_of, is_supervised, text_of, truncation_report
 from limba.data.objectives.token_blocks import unwrapped
-from limba.data.packing import CAUSAL, FEATURES, batched, model_features
+from limba.data.packing import CAUSAL, FEATURES, batched, matrices, model_features, padded_rows
 from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Counts
 from limba.data.sources.units import UnitSource
 from limba.data.stream import memory
-from limba.data.stream.shard import Pipeline, padded_rows
+from limba.data.stream.shard import Recipe
 from limba.data.stream.stages import check_rows_of_stage, task_of_stage
 from limba.data.stream.streams import feature_shapes
 from limba.data.tasks import (
@@ -191,7 +191,11 @@ class RunData:
         Their ids are the stream's, in which 0 is padding.
         """
         memory.check_stream(self.config, lengths, num_shards=1)
-        yield from Pipeline(self.task, lengths, self.config).dataset(0)
+        recipe = Recipe(self.task, lengths, self.config)
+        rows, widths = recipe.rows(0)
+        size = recipe.batches_at_once * self.config.rows_per_shard
+        for group in rows.batch(size, drop_remainder=self.config.num_epochs is None):
+            yield matrices(group, widths, len(group))
 
     def examples(
         self, documents: Sequence[bytes], lengths: Mapping[str, int], split: str, seed: int

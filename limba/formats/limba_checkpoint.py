@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 from etils import epath
@@ -24,6 +24,7 @@ from limba.storage.failures import short_reason
 from limba.storage.files import read_bytes
 
 _PARAMETERS = "params/"
+LAST_FORMAT_IN_TEXT = 5  # of data positions: from 6 on they are JSON
 AVERAGE = re.compile(r"^opt_state/\d+/average/(.+)$")  # names the averaged parameter
 
 
@@ -88,13 +89,31 @@ class Notes(TypedDict, total=False):
 
 
 class DataItem(TypedDict):
-    """The item `data` of a checkpoint: the position of each shard as base64, and the data to which they belong."""
+    """The item `data` of a checkpoint: the position of each shard, and the data to which they belong.
+
+    `about` is what all positions say. Before version 0.3 a position was text, and there was no `about`.
+    """
 
     task: str
     seed: int
     num_data_shards: int | None
-    positions: dict[str, str]
+    about: NotRequired[dict[str, Any]]
+    positions: dict[str, Any]
     notes: NotRequired[Notes]
+
+
+def positions_in(path: epath.Path) -> dict[int, dict[str, Any]]:
+    """Returns shard -> its data position, each with what it is about, of a checkpoint; errors as `read_data`'s."""
+    return positions_of(read_data(path))
+
+
+def positions_of(data: DataItem) -> dict[int, dict[str, Any]]:
+    """Returns shard -> its data position, each with what it is about; text of earlier versions has only its format."""
+    about = data.get("about", {})
+    is_text = any(isinstance(position, str) for position in data["positions"].values())
+    if is_text:
+        return {int(shard): {"about": {"format": LAST_FORMAT_IN_TEXT}} for shard in data["positions"]}
+    return {int(shard): {**position, "about": about} for shard, position in data["positions"].items()}
 
 
 def read_data(path: epath.Path) -> DataItem:

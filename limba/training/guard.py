@@ -7,32 +7,48 @@ remedy of PaLM (Chowdhery et al. 2022, arXiv:2204.02311, section 5.1).
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
-from limba.config import NonFiniteError, RunConfig
+from limba.config import InputError, NonFiniteError, RunConfig
+from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments
 from limba.formats.limba_checkpoint import GuardNotes, Notes
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
+from limba.sharding.agreement import gather_bytes
 from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.row_losses import jit_row_losses, rows_standing_out
 from limba.training.row_reader import RowReader, ShardRows
-from limba.training.skipped_batches import Entry, RowEntry, SkippedBatches
+from limba.training.skipped_batches import DocumentEntry, Entry, RowEntry, SkippedBatches
 from limba.training.spikes import CHECKED, LAG, Spike, Window
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import Limits
 
+logger = logging.getLogger(__name__)
+
 MAX_IN_A_ROW = 20  # spiking steps in a row: then it is not a spike, but a new level
 MAX_REWINDS = 3  # to one checkpoint
+MOST_NAMED = 3  # documents of a shard's rows in one sentence
 # From one process's rows of a batch to the global batch.
 PlaceBatch = Callable[[ShardRows], Batch]
-# A step that may still be computing: its number, rows, metrics, and the limits that the devices compared them with.
-Pending = tuple[int, ShardRows, Mapping[str, Array], np.ndarray | None]
+
+
+class Pending(NamedTuple):
+    """A step that may still be computing."""
+
+    step: int
+    rows: ShardRows
+    documents: BatchDocuments
+    metrics: Mapping[str, Array]
+    limits: np.ndarray | None  # with which the devices compared the metrics
 
 
 class Guard:
@@ -85,15 +101,22 @@ class Guard:
         self._write_dropped(step - LAG, state)
         return (self._window.limits(step),)
 
-    def after(self, step: int, rows: ShardRows, metrics: Mapping[str, Array], limits: Limits) -> None:
-        """Takes a step; its metrics may still be computing on the devices."""
+    def after(
+        self,
+        step: int,
+        rows: ShardRows,
+        metrics: Mapping[str, Array],
+        limits: Limits,
+        documents: BatchDocuments = NO_DOCUMENTS,
+    ) -> None:
+        """Takes a step, and the documents of its rows; its metrics may still be computing on the devices."""
         if self.action == "off":
             return
         if self.action == "skip":  # these are fetched at every step, LAG steps later
             for name in CHECKED:
                 metrics[name].copy_to_host_async()
         checked = {name: metrics[name] for name in CHECKED}
-        self._pending.append((step, rows, checked, limits[0] if limits else None))
+        self._pending.append(Pending(step, rows, documents, checked, limits[0] if limits else None))
 
     def judge(self, upto: int, state: TrainState) -> Spike | None:
         """Judges the steps up to `upto`, the step of `state`; returns a spike for which the run must rewind."""
@@ -115,11 +138,11 @@ class Guard:
     def spikes(self, upto: int) -> list[Spike]:
         """Waits for the devices, and returns the spikes among the steps up to `upto` that have not been judged."""
         ready = []
-        while self._pending and self._pending[0][0] <= upto:
+        while self._pending and self._pending[0].step <= upto:
             ready.append(self._pending.popleft())
-        fetched = jax.device_get([metrics for _, _, metrics, _ in ready])
+        fetched = jax.device_get([pending.metrics for pending in ready])
         spikes = []
-        for (step, rows, _, limits), values in zip(ready, fetched, strict=True):
+        for (step, rows, documents, _, limits), values in zip(ready, fetched, strict=True):
             values = {name: float(value) for name, value in values.items()}
             if limits is None:
                 limits = self._window.limits(step)
@@ -130,7 +153,7 @@ class Guard:
                 continue
             self._in_a_row += 1
             typical = self._window.typical_loss(step)
-            spikes.append(spike._replace(typical_loss=typical, number=self._in_a_row))
+            spikes.append(spike._replace(documents=documents, typical_loss=typical, number=self._in_a_row))
             if self._in_a_row == MAX_IN_A_ROW and self.action == "warn":
                 self._window.restore(())  # the new level is learned; other actions end or return
         return spikes
@@ -238,10 +261,34 @@ class Guard:
         params = gather_parameters(self._model, state.params)
         losses = np.asarray(self._row_losses(params, self._place_batch(spike.rows)))
         size = self._config.data.rows_per_shard
-        return [
-            {"shard": int(row) // size, "row": int(row) % size, "loss": _number(losses[row])}
-            for row in rows_standing_out(losses, self._config.guard.threshold, spike.typical_loss)
-        ]
+        standing_out = rows_standing_out(losses, self._config.guard.threshold, spike.typical_loss)
+        own = dict[int, bytes]()
+        for row in standing_out:
+            documents = _documents_of(spike, int(row) // size, int(row) % size)
+            if documents:
+                own[int(row)] = json.dumps(documents).encode()
+        of_all_processes = gather_bytes(own)
+        entries: list[RowEntry] = []
+        for row in standing_out:
+            entry: RowEntry = {"shard": int(row) // size, "row": int(row) % size, "loss": _number(losses[row])}
+            if int(row) in of_all_processes:
+                entry["documents"] = json.loads(of_all_processes[int(row)])
+            entries.append(entry)
+        return entries
+
+
+def _named(rows: Sequence[RowEntry]) -> str:
+    """Returns the first documents of some rows in parentheses; "" where none is known."""
+    names = dict[str, None]()  # a set that keeps its order
+    for row in rows:
+        for document in row.get("documents", ()):
+            file = document["unit"].rpartition("/")[2]
+            names[f"{file}, document {document['document']:,}"] = None
+    if not names:
+        return ""
+    some = list(names)[:MOST_NAMED]
+    more = f"; and {len(names) - len(some):,} more" if len(names) > len(some) else ""
+    return f" ({'; '.join(some)}{more})"
 
 
 def _number(value: float) -> float | None:
@@ -249,21 +296,41 @@ def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def _documents_of(spike: Spike, shard: int, row: int) -> list[DocumentEntry]:
+    """Returns the names of the documents of a row; none where another process has read it, or its source fails."""
+    try:
+        found = spike.documents.of_row(shard, row)
+    except InputError as error:
+        logger.warning("The documents of row %d of shard %d cannot be named: %s", row, shard, error)
+        return []
+    entries: list[DocumentEntry] = []
+    for document in found:
+        entry: DocumentEntry = {"source": document.source, "unit": document.unit, "document": document.row}
+        if not document.is_exact:
+            entry["is_exact"] = False
+        entries.append(entry)
+    return entries
+
+
 def _in_words(rows: Sequence[RowEntry]) -> str:
-    """Returns a sentence that names the rows by shard.
+    """Returns a sentence that names the rows by shard, with the documents that they were made of.
 
     >>> _in_words([{"shard": 1, "row": 0}, {"shard": 1, "row": 3}, {"shard": 4, "row": 2}])
     'What stands out: rows 0, 3 of shard 1; row 2 of shard 4.'
+    >>> document = {"source": "ro", "unit": "data/part-07.jsonl", "document": 81204}
+    >>> _in_words([{"shard": 1, "row": 3, "documents": [document]}])
+    'What stands out: row 3 of shard 1 (part-07.jsonl, document 81,204).'
     """
     if not rows:
         return "No row of its batch stands out."
-    by_shard: dict[int, list[str]] = {}
+    by_shard: dict[int, list[RowEntry]] = {}
     for row in rows:
-        by_shard.setdefault(row["shard"], []).append(str(row["row"]))
+        by_shard.setdefault(row["shard"], []).append(row)
     parts = []
-    for shard, numbers in by_shard.items():
-        noun = "row" if len(numbers) == 1 else "rows"
-        parts.append(f"{noun} {', '.join(numbers)} of shard {shard}")
+    for shard, of_shard in by_shard.items():
+        noun = "row" if len(of_shard) == 1 else "rows"
+        numbers = ", ".join(str(row["row"]) for row in of_shard)
+        parts.append(f"{noun} {numbers} of shard {shard}{_named(of_shard)}")
     if len(parts) > 3:
         parts[3:] = [f"rows of {len(parts) - 3} more shards"]
     return f"What stands out: {'; '.join(parts)}."

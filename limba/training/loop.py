@@ -189,7 +189,7 @@ class Loop:
             state, metrics = update(state, rows, limits)
             watchdog.beat(step, metrics["loss"])
             self.recent.add(step, rows, metrics)
-            self.guard.after(step, rows, metrics, limits)
+            self.guard.after(step, rows, metrics, limits, self.reader.stream.documents())
             self.dispatch_limit.add(metrics["loss"])
         self.checkpoints.check_lease()
         self.metrics.advance(step)
@@ -278,6 +278,7 @@ class Loop:
             try_to_write(path, json.dumps(skipped, indent=1) + "\n")
         self.metrics.upload()
         self.checkpoints.save(step, state, self.reader.positions(), self.guard.notes())
+        self.reader.history.write(step)
         self.recent.restart()
 
     def _report_saves(self, wait: bool = False) -> None:

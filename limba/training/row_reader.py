@@ -1,17 +1,23 @@
 """The rows of each step: where a run begins to read, and what it does when its corpus cannot be read any more."""
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 
 import jax
 
 from limba.config import InputError, RestartError, SentenceError, reason_of
-from limba.data.stream.shard import Rows, Stream
+from limba.data.stream.positions import Position, of_another_order
+from limba.data.stream.shard import Rows
+from limba.data.stream.streams import Stream
 from limba.formats.limba_checkpoint import Notes
 from limba.sharding.agreement import any_process, together
 from limba.sharding.preemption import stop_all
 from limba.training.checkpoints.directory import Checkpoints, Restored
+from limba.training.history import EVERY, History
 from limba.training.state import TrainState
+
+logger = logging.getLogger(__name__)
 
 ShardRows = Mapping[int, Rows]  # a process's rows of a batch, by their shard
 
@@ -30,14 +36,17 @@ class RowReader:
         abstract: TrainState,
         open_stream: Callable[[], Stream],
         new_state: Callable[[], TrainState],
+        history: History,
         has_epochs: bool,
     ):
         self.checkpoints = checkpoints
+        self.history = history
         self._abstract = abstract
         self._has_epochs = has_epochs
         self._open = open_stream
         self._new_state = new_state
         self._opened: Stream | None = None
+        self._step = 0  # of the rows that `next_rows` returned last
         self.failure: BaseException | None = None
 
     @property
@@ -55,13 +64,28 @@ class RowReader:
         self.close()
         stream = self._open()
         self._opened = stream
-        restored = restore(self._abstract, stream.check)
+
+        def check(positions: Mapping[int, Position]) -> None:
+            if not of_another_order(positions, 0):
+                stream.check(positions)
+
+        restored = restore(self._abstract, check)
         if restored is None:
             state = self._new_state()
-            stream.begin(int(state.step))
+            self._step = int(state.step)
+            stream.begin(self._step)
             return state, None
-        stream.begin(int(restored.state.step), restored.positions)
-        return restored.state, restored.notes
+        step, notes = int(restored.state.step), restored.notes
+        self._step = step
+        anew = of_another_order(restored.positions, step)
+        if not anew:
+            stream.begin(step, restored.positions)
+            return restored.state, notes
+        if jax.process_index() == 0:
+            logger.warning(anew)
+        stream.begin(step)
+        guard = notes.get("guard", {})
+        return restored.state, {**notes, "guard": {**guard, "data_start": step}}
 
     def go_back(self, step: int | None) -> tuple[TrainState, Notes | None]:
         """Begins at a saved step; None: at the start of the run. Later checkpoints are set aside."""
@@ -82,6 +106,9 @@ class RowReader:
             return None
         if self._has_epochs and not any_process(rows is not None):
             return None
+        self._step += 1
+        if self._step % EVERY == 0:
+            self.history.add(self._step, self.stream.positions())
         if rows is None:  # other processes still have rows
             return self.stream.empty()
         return rows
@@ -98,7 +125,7 @@ class RowReader:
                 stop_all()  # the others too, after a step that jax names
         return self.failure is not None and jax.process_count() == 1
 
-    def positions(self) -> Mapping[int, bytes]:
+    def positions(self) -> Mapping[int, Position]:
         """Returns the stream's data positions; if a failed stream has none, the error names the last saved step."""
         try:
             return self.stream.positions()

@@ -1,13 +1,13 @@
 """The ledger of a run: the batches whose text it does not train on, and their rows that stood out.
 
 model_dir/skipped_batches.jsonl has one object a line: {"batch", "data_batch", "action", "reason", "loss",
-"gradient_norm", "rows": [{"shard", "row", "loss"}, …]}. Batch n is the batch of step n, and `data_batch` the same batch
-counted from the beginning of the data. Numbers that are not finite are null.
+"gradient_norm", "rows": [{"shard", "row", "loss", "documents"}, …]}. Batch n is the batch of step n, and `data_batch`
+the same batch counted from the beginning of the data. Numbers that are not finite are null.
 """
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import jax
 from etils import epath
@@ -20,12 +20,22 @@ from limba.training.metrics.records import LEDGER
 FILE = LEDGER
 
 
+class DocumentEntry(TypedDict):
+    """A document that a row was made of: the task that reads it, its unit, and its number there, from 0."""
+
+    source: str
+    unit: str
+    document: int
+    is_exact: NotRequired[bool]  # False: it was read shortly before the row was made
+
+
 class RowEntry(TypedDict):
-    """A row that stood out in its batch."""
+    """A row that stood out in its batch; `documents` where they are known."""
 
     shard: int
     row: int
     loss: float | None
+    documents: NotRequired[list[DocumentEntry]]
 
 
 class Entry(TypedDict):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limba.config import GuardConfig
+from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments
 from limba.training.row_reader import ShardRows
 
 LAG = 8  # a step's limits come from steps at least this many before it, so that devices need not wait for the host
@@ -108,6 +109,7 @@ class Spike(NamedTuple):
     rows: ShardRows  # this process's rows of its batch
     values: Mapping[str, float]  # loss, gradient_norm, update_norm
     reason: str  # begins with "its"
+    documents: BatchDocuments = NO_DOCUMENTS  # of these rows
     typical_loss: float = math.inf  # the median of the good steps before it
     number: int = 1  # of the spikes in a row
 

@@ -3,7 +3,6 @@
 The plan says what epochs mean for the run: how its rows are dealt, and the steps at which it ends, saves and evaluates.
 """
 
-import base64
 import dataclasses
 import functools
 import json
@@ -23,7 +22,7 @@ from limba.config.schedule import AUTO
 from limba.data import tasks as data_tasks
 from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths
-from limba.data.stream.positions import opened
+from limba.data.stream.positions import of_another_order, opened
 from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import Provider
 from limba.data.vocabulary.load import address_of, byte_extra_ids, check_vocabulary
@@ -218,8 +217,7 @@ def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int], b
         known = None
     periods = (config.checkpoint.every_steps, config.evaluation.every_steps)
     wants_epochs = names is not None or config.data.num_epochs is not None or EPOCH in periods
-    marks = dealing is None or bool(dealing.get("corpora"))  # a run keeps what it began with
-    deal = deal_of(task, lengths, data, wants_epochs, names, known, marks)
+    deal = deal_of(task, lengths, data, wants_epochs, names, known)
     if known is None and deal.counts:
         counted = {"corpora": corpora, "deal": json.loads(deal.to_text())}
         # The first stage's counts stand at the top of the file, and the later stages' below a key.
@@ -243,14 +241,16 @@ def _dealing(config: RunConfig, task: Provider, seed: int) -> tuple[bool, Mappin
     for step in sorted(checkpoints, reverse=True):
         try:
             # All shards of a checkpoint say the same about the stages, so any of them will do.
-            shard, position = next(iter(limba_checkpoint.read_data(checkpoints[step])["positions"].items()))
-            saved = opened(base64.b64decode(position), int(shard))
+            shard, position = next(iter(limba_checkpoint.positions_in(checkpoints[step]).items()))
+            if of_another_order({shard: position}, step):
+                return False, None  # its text begins anew
+            saved = opened(position, shard)
         except Exception:
             logger.debug("The data position of %s cannot be read:", checkpoints[step], exc_info=True)
             continue
         if not config.data.stages or (saved.about.get("task"), saved.about.get("seed")) == (task.name, seed):
             return True, saved.about.get("dealing")
-        for ended in saved.stages.get("ended", ()):
+        for ended in saved.stage.get("ended", ()):
             if (ended["task"], config.data.seed + ended["begins"]) == (task.name, seed):
                 return True, ended["dealing"]
         return False, None

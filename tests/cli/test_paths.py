@@ -57,7 +57,6 @@ FLAGS: dict[str, object] = {
     "tools/results/results.py --suite": ["results", "run", "--suite=gs://bucket/a.gin"],
     "tools/results/results.py --data": ["results", "run", "--suite=ro", "--data=gs://bucket/data"],
     "tools/results/results.py --output": ["results", "run", "--suite=ro", "--output=gs://bucket/out"],
-    "cli/skipped.py MODEL_DIR": BUCKET,
     "cli/branch.py --output": BUCKET,
     "cli/branch.py MODEL_DIR": BUCKET,
     "cli/convert.py --model": BUCKET,

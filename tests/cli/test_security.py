@@ -89,16 +89,12 @@ def test_what_needs_no_task_imports_nothing(argv: list[str], place: Path, capsys
     assert not (place / "ran").exists()
 
 
-LEDGER = '{"batch": 1, "action": "skip", "rows": [{"shard": 0, "row": 0, "loss": 9.0}]}'
-
-
-def test_the_documents_of_somebody_s_ledger_choose_no_code(place: Path, capsys) -> None:
+def test_the_documents_of_somebody_s_run_choose_no_code(place: Path, capsys) -> None:
     naming(place, "evil_module", in_gin=False)
-    (place / "run" / "skipped_batches.jsonl").write_text(LEDGER)
-    assert main.main(["skipped", "run"]) == 2
+    assert main.main(["inspect", "run", "--step=1"]) == 2
     assert not (place / "ran").exists()
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert sentence.endswith("if you trust who wrote it: limba skipped run --import=evil_module")
+    assert sentence.endswith("if you trust who wrote it: limba inspect run --step=1 --import=evil_module")
 
 
 @pytest.mark.parametrize("command", [["status", "run", "--verify"], ["status", "run"], ["play", "run"]], ids=str)

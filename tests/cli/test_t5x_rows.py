@@ -7,7 +7,6 @@ Each run's gin is converted; then its rows are made of a small corpus, by a task
 
 import dataclasses
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from t5.data import preprocessors
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.objectives.choice import derive_lengths, reads_prefix
 from limba.data.run_data import validation_batches
-from limba.data.stream.shard import Pipeline
+from limba.data.stream.shard import Recipe, Shard, ShardPlace
 from limba.data.stream.streams import feature_shapes
 from limba.data.tasks import resolve_task
 from tests.cli import t5x_public
@@ -242,7 +241,7 @@ def test_public_runs_make_a_batch(name, run, tmp_path, t5x, register):
     task = resolve_task(data)
     lengths = derive_lengths(task, data.task_feature_lengths)
     shapes = feature_shapes(task, lengths, data)
-    rows = next(itertools.islice(Pipeline(task, lengths, data).dataset(0), 1))
+    rows = next(Shard(Recipe(task, lengths, data), 0).read(ShardPlace.beginning())).rows
     assert rows["targets"].any() and rows["targets"].shape[1] == lengths["targets"]
     length = data.sequence_length
     assert shapes["decoder_target_tokens"] == (4, length or lengths["targets"])

@@ -339,14 +339,14 @@ def digest_of_rows(rows: Mapping[int, Mapping[str, np.ndarray]], config: DataCon
 
 
 @contextlib.contextmanager
-def streams_of(case: Case, config: DataConfig, positions: Mapping[int, bytes] | None = None) -> Iterator[list[Any]]:
+def streams_of(case: Case, config: DataConfig, positions: Mapping[int, Any] | None = None) -> Iterator[list[Any]]:
     """Opens the stream of each host, as a run does: at its beginning, or at the positions after `resumes` batches."""
     first = resolve_task(config.of_stages[0])
     lengths, stages = derive_lengths(first, config.task_feature_lengths), []
     for begins, own in config.of_stages.items():
         task = task_of_stage(begins, first, lengths, config) if begins else first
         wants_epochs = own.num_epochs is not None
-        deal = deal_of(task, lengths, own, wants_epochs, marks_corpora=True) if case.is_dealt else WHOLE_UNITS
+        deal = deal_of(task, lengths, own, wants_epochs) if case.is_dealt else WHOLE_UNITS
         stages.append(Stage(begins, task, own, deal))
     with contextlib.ExitStack() as stack:
         hosts = case.shards or [range(config.num_data_shards or 0)]
@@ -377,11 +377,11 @@ def batches_of(hosts: Sequence[Any], count: int) -> Iterator[dict[int, dict[str,
         }
 
 
-def positions_of(hosts: Sequence[Any]) -> dict[int, bytes]:
+def positions_of(hosts: Sequence[Any]) -> dict[int, Any]:
     return {shard: position for stream in hosts for shard, position in stream.positions().items()}
 
 
-def hashes_of(case: Case, folder: Path) -> tuple[Hashes, dict[int, bytes]]:
+def hashes_of(case: Case, folder: Path) -> tuple[Hashes, dict[int, Any]]:
     """Returns what is recorded of a case, and its data positions after `resumes` batches."""
     config, positions, found = config_of(case, folder), {}, list[str]()
     with streams_of(case, config) as hosts:
@@ -390,14 +390,15 @@ def hashes_of(case: Case, folder: Path) -> tuple[Hashes, dict[int, bytes]]:
             if number == case.resumes:
                 positions = positions_of(hosts)
         about: Hashes = {"batches": together(found, case.together)}
-        if tokens := hosts[0].tokens():
+        tokens = hosts[0].tokens()
+        if tokens and case.is_dealt:
             about["tokens"] = tokens
         if skipped := [unit.rpartition("/")[2] for stream in hosts for unit, _ in stream.skipped()]:
             about["skipped"] = sorted(skipped)
     return about, positions
 
 
-def resumed(case: Case, folder: Path, positions: Mapping[int, bytes]) -> list[str]:
+def resumed(case: Case, folder: Path, positions: Mapping[int, Any]) -> list[str]:
     """Returns the digests of the batches after the positions."""
     config = config_of(case, folder)
     with streams_of(case, config, positions) as hosts:

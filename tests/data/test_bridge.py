@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -154,15 +155,15 @@ def test_a_preprocessor_reads_its_data_set_at_two_places(
     count = num_rows + 300 if name != "windows" else num_rows
     endless = _targets(in_order(texts.repeat()).take(count).as_numpy_iterator())
     monkeypatch.setattr(datasets, "CHECKPOINT_SECONDS", 0.0)
-    running = _rows_of(task, None)
-    assert _targets(itertools.islice(running, count - 250)) == endless[: count - 250]
-    state = running.state()
-    assert state["kept"] is not None
-    resumed = _rows_of(task, None)
-    resumed.restore(state)
-    assert _targets(itertools.islice(resumed, 250)) == endless[count - 250 :]
+    running = _rows_of(task, None).read()
+    items = list(itertools.islice(running, count - 250))
+    assert _targets(item.value for item in items) == endless[: count - 250]
+    place = json.loads(json.dumps(items[-1].place))
+    assert place["kept"] is not None
+    resumed = _rows_of(task, None).read(place)
+    assert _targets(item.value for item in itertools.islice(resumed, 250)) == endless[count - 250 :]
     # The one that was saved moves on as if nothing had happened.
-    assert _targets(itertools.islice(running, 250)) == endless[count - 250 :]
+    assert _targets(item.value for item in itertools.islice(running, 250)) == endless[count - 250 :]
 
 
 # Documents as users' sources give them: empty, with bytes that are not UTF-8 or NUL, and longer than a block of them.
@@ -278,7 +279,7 @@ def test_the_shards_of_files_share_one_graph(tmp_path: Path, vocabulary: Path, m
 
     def rows() -> list[list[list[int]]]:
         documents = [task.source.documents("train", shard=shard, num_shards=4, num_epochs=1) for shard in range(4)]
-        shards = [examples_of(task, {"targets": 16}, part, seed) for seed, part in enumerate(documents)]
+        shards = [iter(examples_of(task, {"targets": 16}, part, seed)) for seed, part in enumerate(documents)]
         # Side by side, as threads read them.
         return [[next(shard)["targets"].tolist() for shard in shards] for _ in range(100)]
 
@@ -327,15 +328,14 @@ def test_examples_leave_as_they_are_and_from_every_place(tmp_path: Path, monkeyp
     arguments = {"output_features": {}, "sequence_length": {}}
 
     def found() -> Dataset:
-        return datasets.applied([of_all_kinds], of_numbers.anew(), arguments, lambda error: None)
+        return datasets.applied([of_all_kinds], of_numbers, arguments, lambda error: None)
 
-    assert_same_examples(found(), expected)
-    for place in range(31):
-        running = found()
-        list(itertools.islice(running, place))
-        resumed = found()
-        resumed.restore(running.state())
-        assert_same_examples(resumed, expected[place:])
+    items = list(found().read())
+    assert_same_examples((item.value for item in items), expected)
+    for number, item in enumerate(items, 1):
+        place = json.loads(json.dumps(item.place))
+        resumed = found().read(place)
+        assert_same_examples((item.value for item in resumed), expected[number:])
     ragged = tf.data.Dataset.range(20).map(lambda n: {"rows": tf.RaggedTensor.from_row_lengths(tf.range(n), [n, 0])})
     sizes = [sum(map(len, example["rows"])) for example in OfTensorflow(ragged)]
     assert sizes == list(range(20))

@@ -1,7 +1,9 @@
-"""Data sets in Python give what tf.data gives, and go on from any place as if they had not stopped."""
+"""Data sets in Python give what tf.data gives, can be read from each place, and name the documents of each element."""
 
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,28 +11,42 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from limba.data import packing
 from limba.data.bridge import datasets
-from limba.data.dataset import TEXT, TOKENS, Dataset, Elements, Mixed
-from limba.data.objectives import causal_lm, prefix_lm, span_corruption, tokenize_documents, ul2
+from limba.data.dataset import TEXT, TOKENS, Dataset, Document, Elements, Item, Mixed
+from limba.data.objectives import causal_lm, masked_lm, prefix_lm, span_corruption, tokenize_documents, ul2
 from limba.data.objectives.choice import examples_of
 from limba.data.packing import batched, pack
-from limba.data.stream.positions import _plain, _whole
+from limba.data.registry import Feature
+from limba.data.sources import FileSource, readers
+from limba.data.sources.order import Reading
+from limba.data.vocabulary.load import load_vocabulary
+from tests.data.text_files import write
 
 FEATURES = {name: seqio.Feature(seqio.ByteVocabulary(200), dtype=tf.int32) for name in ("inputs", "targets")}
 LENGTHS = {"inputs": 64, "targets": 64}
-NUMBER = 60  # of elements, after each of which a data set is saved
+NUMBER = 60  # of elements, after each of which a data set is read again
+
+
+class Named(Elements):
+    """Elements each of which is a document: its row is its number."""
+
+    def read(self, place: Any = None) -> Any:
+        for item in super().read(place):
+            yield item._replace(documents=[Document(0, 0, 0, item.place - 1, 0, item.place / len(self._elements))])
 
 
 def texts(count: int = 400) -> Elements:
     random = np.random.RandomState(0)
-    return Elements([{"text": b"w" * random.randint(0, 60)} for _ in range(count)], {"text": TEXT}, next_seed=5)
+    return Named([{"text": b"w" * random.randint(0, 60)} for _ in range(count)], {"text": TEXT}, next_seed=5)
 
 
 def tokens(count: int = 400) -> Elements:
+    """Vectors of 1 to 19 tokens, each of which is the number of its document."""
     random = np.random.RandomState(1)
-    made = [random.randint(1, 99, random.randint(1, 20)).astype(np.int32) for _ in range(count)]
-    return Elements([{"targets": each, "name": str(n).encode()} for n, each in enumerate(made)],
-                    {"targets": TOKENS, "name": TEXT})  # fmt: skip
+    made = [np.full(random.randint(1, 20), n + 1, np.int32) for n in range(count)]
+    return Named([{"targets": each, "name": str(n).encode()} for n, each in enumerate(made)],
+                 {"targets": TOKENS, "name": TEXT})  # fmt: skip
 
 
 def of_objective(step: Callable[..., Any], **choices: Any) -> Dataset:
@@ -51,14 +67,22 @@ def tokenized_in_tensorflow(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return tokenize_documents(dataset, FEATURES)
 
 
+def halves(tokens: np.ndarray, ends: Any, number: int) -> list[tuple[dict[str, np.ndarray], int]]:
+    middle = len(tokens) // 2
+    return [({"targets": tokens[:middle]}, middle), ({"targets": tokens[middle:]}, len(tokens))]
+
+
 CASES: dict[str, Callable[[], Dataset]] = {
     "flat_map": lambda: tokens().flat_map(lambda element, number: [element] * (number % 4)),
     "batch": lambda: tokens().batch(3),
-    "rebatch": lambda: tokens().map(lambda element: element["targets"]).rebatch(37),
+    "map_groups": lambda: tokens().map_groups(7, lambda group, number: [{**each, "group": number} for each in group]),
+    "blocks": lambda: tokens().blocks(37),
+    "cut": lambda: tokens().blocks(37).cut(halves, {"targets": TOKENS}),
     "shuffle": lambda: tokens().shuffle(16, 9),
     "shuffle of flat_map": lambda: tokens(90).flat_map(lambda element, number: [element] * 3).shuffle(40, 1),
     "mixed": lambda: Mixed([tokens(30), tokens(70), tokens()], [0.2, 0.3, 0.5], 4),
     "pack": lambda: pack(tokens(), {"targets": 24}),
+    "pack of mixed": lambda: pack(Mixed([tokens(900), tokens(700)], [0.3, 0.7], 4), {"targets": 64}),
     "padded": lambda: batched(tokens(), {"targets": 12}, 4, whole=False, packed=False),
     "span_corruption": lambda: of_objective(span_corruption),
     "ul2": lambda: of_objective(ul2),
@@ -69,28 +93,75 @@ CASES: dict[str, Callable[[], Dataset]] = {
 }
 
 
-def plain(element: Any) -> Any:
-    return json.loads(json.dumps(element, default=lambda each: each.tolist() if hasattr(each, "tolist") else str(each)))
+def plain(item: Item) -> Any:
+    """What is read: the value, and beyond TensorFlow, where they are known about, the documents."""
+    as_list = lambda each: each.tolist() if hasattr(each, "tolist") else str(each)
+    return json.loads(json.dumps([item.value, item.documents], default=as_list))
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("name", CASES)
-def test_each_place_is_restored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_place_is_read_from(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "CHECKPOINT_SECONDS", 0.0)
-    whole = [plain(element) for element, _ in zip(CASES[name](), range(NUMBER + 12), strict=False)]
+    is_foreign = "TensorFlow" in name
+    shown = (lambda item: plain(item)[0]) if is_foreign else plain
+    items = list(itertools.islice(CASES[name]().read(), NUMBER + 12))
+    whole = [shown(item) for item in items]
     assert len(whole) > 20
-    dataset, apart = CASES[name](), 5 if "TensorFlow" in name else 1  # which takes longer to begin
-    for place in range(min(NUMBER, len(whole))):
-        if place % apart:
-            assert plain(next(dataset)) == whole[place]
-            continue
-        arrays: list[np.ndarray] = []
-        kept = json.loads(json.dumps(_plain(dataset.state(), arrays)))
-        again = CASES[name]()
-        again.restore(_whole(kept, {str(number): array for number, array in enumerate(arrays)}))
-        following = [plain(element) for element, _ in zip(again, range(12), strict=False)]
-        assert following == whole[place : place + 12], place
-        assert plain(next(dataset)) == whole[place]
+    for number in range(0, min(NUMBER, len(whole)), 5 if is_foreign else 1):  # TensorFlow takes longer to begin
+        place = json.loads(json.dumps(items[number].place))
+        following = [shown(item) for item in itertools.islice(CASES[name]().read(place), 12)]
+        assert following == whole[number + 1 : number + 13], number
+
+
+@pytest.mark.core
+def test_a_packed_row_is_given_when_its_first_example_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a place is not far before the last example: one that is nearly as long as a row has no room for another."""
+    monkeypatch.setattr(packing, "MOST_EXAMPLES", 40)
+    made = [{"targets": np.full(23 if number == 0 else 12, number + 1, np.int32)} for number in range(200)]
+    rows = list(pack(Named(made, {"targets": TOKENS}), {"targets": 24}).read())
+    numbers = [row for row, item in enumerate(rows) if item.value["targets"][0] == 1]
+    assert numbers == [5]  # 15 rows of two examples each are full by then, and 5 were given
+    assert all(item.place["given"] - item.place["first"] <= 40 for item in rows)
+    found = np.concatenate([item.value["targets"] for item in rows])
+    assert sorted(found[found > 0]) == sorted(np.concatenate([each["targets"] for each in made]))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["blocks", "cut", "flat_map", "map_groups", "shuffle", "mixed", "pack", "padded"])
+def test_the_documents_of_an_element_are_those_of_its_tokens(name: str) -> None:
+    for item in CASES[name]().read():
+        values = item.value if isinstance(item.value, Mapping) else {}
+        held = {int(token) - 1 for token in np.unique(values["targets"]) if token > 0}
+        assert [document.row for document in item.documents] == sorted(
+            (document.row for document in item.documents), key=[d.row for d in item.documents].index
+        )
+        assert {document.row for document in item.documents} == held
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("objective", [span_corruption, ul2, prefix_lm, causal_lm, masked_lm])
+def test_documents_are_those_whose_bytes_a_row_has(
+    objective: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents of one letter each; the source finds their text again, in chunks that are read in any order."""
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 100)
+    letters = [chr(ord("a") + number) for number in range(26)]
+    lines = [letters[number % 26] * (3 + 7 * number % 40) for number in range(300)]
+    source = FileSource(str(write(tmp_path / "a.txt", lines)), validation_percent=0.0)
+    documents = source.dataset(Reading("train", 0, 1, 3, True, None, 0))
+    lengths = {"inputs": 64} if objective not in (causal_lm, masked_lm) else {"targets": 64}
+    choices = {"mask_share": 1.0} if objective is masked_lm else {}
+    features = {name: Feature(load_vocabulary("byte", 200)) for name in FEATURES}
+    rows = objective(tokenize_documents(documents, features), lengths, features, **choices)
+    for item in itertools.islice(rows.read(), 60):
+        held = set()
+        for values in item.value.values():
+            held |= {chr(token - 3) for token in (values % packing.CAUSAL).tolist() if token > 3} & set(letters)
+        named = {source.document("train", *document[1:4])[2].decode()[0] for document in item.documents}
+        assert named == held
+        numbers = [source.document("train", *document[1:4])[1] for document in item.documents]
+        assert all(lines[number][0] in held for number in numbers)
 
 
 @pytest.mark.core
@@ -109,17 +180,25 @@ def test_a_mixture_whose_parts_end_is_tensorflows() -> None:
         tf.data.Dataset.range(size).map(lambda n, number=number: (number, n)) for number, size in enumerate(sizes)
     ]
     mixed = tf.data.Dataset.sample_from_datasets(theirs, list(rates), seed=11)
-    assert list(Mixed(parts, rates, 11)) == [tuple(map(int, each)) for each in mixed.as_numpy_iterator()]
+    items = list(Mixed(parts, rates, 11).read())
+    assert [item.value for item in items] == [tuple(map(int, each)) for each in mixed.as_numpy_iterator()]
+    assert all(item.tasks == (item.value[0],) for item in items)
 
 
 def test_a_position_that_tensorflow_cannot_read_is_read_again(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     monkeypatch.setattr(datasets, "CHECKPOINT_SECONDS", 0.0)
-    dataset, again = of_tensorflow(), of_tensorflow()
-    for _ in range(50):
-        next(dataset)
-    damaged: list[np.ndarray] = []
-    state = _plain(dataset.state(), damaged)
-    assert damaged
-    again.restore(_whole(state, {str(number): array[:10] for number, array in enumerate(damaged)}))
+    items = list(itertools.islice(of_tensorflow().read(), 60))
+    place = json.loads(json.dumps(items[49].place))
+    files = place_of_tensorflow(place)["kept"]["files"]
+    for name in files:
+        files[name] = files[name][:12]
+    found = [plain(item)[0] for item in itertools.islice(of_tensorflow().read(place), 9)]
     assert "is read again" in caplog.text
-    assert [plain(next(again)) for _ in range(9)] == [plain(next(dataset)) for _ in range(9)]
+    assert found == [plain(item)[0] for item in items[50:59]]
+
+
+def place_of_tensorflow(place: Any) -> Any:
+    """Returns the part of a place that is of a data set of TensorFlow."""
+    while "kept" not in place:
+        place = place["before"]
+    return place

@@ -1,6 +1,7 @@
 """Packed rows hold every example whole, cost what the examples cost alone, and go on exactly after a restart."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -204,8 +205,8 @@ def test_packed_examples_cost_what_they_cost_alone(attention):
     def costs(features: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
         return loss_sums(model, LossConfig(), params, features, None), model.apply(params, features, None)
 
-    alone = next(batched(dataset(made), LENGTHS, 40, whole=True, packed=False))
-    packed = next(batched(dataset(made), LENGTHS, 40, whole=False, packed=True))
+    (alone,) = batched(dataset(made), LENGTHS, 40, whole=True, packed=False)
+    (packed,) = batched(dataset(made), LENGTHS, 40, whole=False, packed=True)
     assert len(packed["inputs"]) < 22
 
     (expected, expected_logits), (found, logits) = (costs(model_features(rows)) for rows in (alone, packed))
@@ -259,7 +260,7 @@ def test_a_packed_stream_resumes_exactly(config):
     positions = stream.positions()
     expected = taken(stream, 60)
     stream.close()
-    assert all(len(position) < 100_000 for position in positions.values())
+    assert all(len(json.dumps(position)) < 5_000 for position in positions.values())
     again = streams.TrainStream(task, lengths, config, [0, 1])
     again.begin(0, positions)
     np.testing.assert_array_equal(taken(again, 60), expected)

@@ -17,7 +17,7 @@ import tasks.text_to_text  # noqa: F401  registers its tasks
 from limba.config import DataConfig, InputError, RestartError
 from limba.data.stream import processes as reader_processes
 from limba.data.stream import streams
-from limba.data.stream.processes import ReaderProcesses, Recipe
+from limba.data.stream.processes import Opening, ReaderProcesses
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 from tests.data.test_streams import config, flat, opened, taken  # noqa: F401  a fixture
@@ -105,7 +105,7 @@ def test_a_process_that_fails_in_its_start_is_not_started_again(monkeypatch) -> 
     monkeypatch.setattr(sys, "executable", "/bin/false")
     data = DataConfig("demo_span_corruption", {"inputs": 64}, 8, "byte")
     with (
-        contextlib.closing(ReaderProcesses(Recipe(data, {"inputs": 64}, {}, (0, 1), 2))) as stream,
+        contextlib.closing(ReaderProcesses(Opening(data, {"inputs": 64}, {}, (0, 1), 2))) as stream,
         pytest.raises(InputError, match=r"data shards \[0\] has ended \(1\); its output above says why"),
     ):
         next(stream)
@@ -114,7 +114,7 @@ def test_a_process_that_fails_in_its_start_is_not_started_again(monkeypatch) -> 
 def test_a_process_reports_why_it_cannot_open_its_stream(once):
     unknown = dataclasses.replace(once, task_modules=())
     with (
-        contextlib.closing(ReaderProcesses(Recipe(unknown, {"inputs": 64}, {}, (0, 1), 1))) as stream,
+        contextlib.closing(ReaderProcesses(Opening(unknown, {"inputs": 64}, {}, (0, 1), 1))) as stream,
         pytest.raises(InputError, match="is 'demo_span_corruption', and no task or mixture has that name"),
     ):
         next(stream)

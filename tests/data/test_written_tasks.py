@@ -76,7 +76,7 @@ def test_a_function_that_fails_is_one_sentence():
     task = seqio.Task("fails", source, {"targets": feature}, [])
     dataset = source.get_dataset("train", shuffle=False)
     with pytest.raises(InputError) as error:
-        next(bridge.OfTensorflow(dataset, failure=lambda error: failure_of_code(task, error)))
+        next(iter(bridge.OfTensorflow(dataset, failure=lambda error: failure_of_code(task, error))))
     assert str(error.value) == (
         "The code of task fails fails: ValueError: BuilderConfig ParquetConfig(name='default') doesn't have"
         f" a 'use_auth_token' key ({__file__} line {line}, in documents); correct it, or register the task with"

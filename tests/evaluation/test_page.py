@@ -243,12 +243,17 @@ def test_events_are_in_order_and_say_what_happened(tmp_path: Path) -> None:
 
 def test_a_skipped_batch_names_its_first_document(tmp_path: Path) -> None:
     directory = rich(tmp_path)
-    of_batch = {"batch": 310, "shard": 0, "rows": [1], "source": "ro", "text": "…"}
     places = [("data/<a>.jsonl", 41_007), ("data/<a>.jsonl", 41_007), ("data/b.jsonl", 3)]
-    lines = [json.dumps({**of_batch, "unit": unit, "document": row}) for unit, row in places]
-    (directory / "skipped_documents.jsonl").write_text("\n".join([*lines, "{broken", "5"]))
+    documents = [{"source": "ro", "unit": unit, "document": row} for unit, row in places]
+    ledger = directory / "skipped_batches.jsonl"
+    entries = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for entry in entries:
+        entry["rows"] = [{"shard": 0, "row": row, "loss": 9.0, "documents": documents[row:][:2]} for row in (0, 1)]
+    lines = [json.dumps(entry) for entry in entries]
+    ledger.write_text("\n".join([*lines, "{broken", "5", '{"batch": 7, "rows": [5]}']))
     (run,) = opened(directory)
-    (event,) = [each for each in events.events_of(run) if each.kind == events.SKIPPED]
+    other, event = [each for each in events.events_of(run) if each.kind == events.SKIPPED]
+    assert "document" not in other.sentence
     assert event.sentence.endswith("stands out; document: ro, data/<a>.jsonl, row 41,007, and 1 more")
     assert "data/&lt;a&gt;.jsonl, row 41,007" in tables.happened([run])
 
@@ -319,7 +324,6 @@ def test_records_of_any_form_leave_a_page(record: dict[str, Any], tmp_path: Path
     run = recorded(tmp_path)
     append(run, {"step": 301, **record})
     (run / "skipped_batches.jsonl").write_bytes(b'\xff\n5\n{"batch": 7}\n')
-    (run / "skipped_documents.jsonl").write_bytes(b'\xff\n5\n{"batch": 7}\n')
     (run / "skipped_units_process_0.json").write_bytes(b"\xff")
     (run / "evaluations").mkdir()
     (run / "evaluations" / "task-100.jsonl").write_bytes(b'\xff\n{"input": 1}\n[]\n')

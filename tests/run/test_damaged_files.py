@@ -68,7 +68,7 @@ def test_the_ledger(config: RunConfig, junk: bytes, tmp_path: Path, capfd: pytes
     with pytest.raises(InputError, match=r"is not a batch of a ledger|is not text in UTF-8"):
         SkippedBatches(config)
     capfd.readouterr()
-    assert main(["skipped", str(tmp_path)]) == 2
+    assert main(["inspect", str(tmp_path), "--step=1", "--rows=stood_out"]) == 2
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import tasks.demo  # noqa: F401  registers the task
-from limba.cli import skipped
 from limba.config import (
     CheckpointConfig,
     DataConfig,
@@ -22,6 +21,7 @@ from limba.config import (
     ScheduleConfig,
     optimizer_config,
 )
+from limba.inference.step_documents import documents_of_step
 from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import make_mesh
@@ -124,7 +124,8 @@ def test_a_poisoned_batch_is_dropped_and_its_documents_named(
     assert list(losses_of(config)) == [step for step in range(1, LAST + 1) if step != batch]
     events = [record for record in read_metrics(config.model_dir) if record["kind"] == "event"]
     assert [(event["step"], event["action"]) for event in events] == [(batch, "skip")]
-    assert f"Step {batch} is dropped: its loss " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"Step {batch} is dropped: its loss " in said
 
     found_again = from_step_40(config, tmp_path / "found again", keeps_ledger=False)
     train(found_again)
@@ -138,15 +139,14 @@ def test_a_poisoned_batch_is_dropped_and_its_documents_named(
     assert_same_run(given, config)
     assert not (tmp_path / "given" / FILE).exists()
 
-    capsys.readouterr()
-    skipped.run([config.model_dir])
-    printed = capsys.readouterr().out
-    written = [json.loads(line) for line in (tmp_path / "run" / "skipped_documents.jsonl").read_text().splitlines()]
+    # The ledger names the documents of each row, and so does a later look at the run.
+    named = [(row["shard"], document["document"]) for row in entry["rows"] for document in row["documents"]]
+    assert set(named) == {(0, POISONED[0]), (1, POISONED[1])}
+    assert all(poisoned.name in document["unit"] for row in entry["rows"] for document in row["documents"])
+    assert f"of shard 0 ({poisoned.name}, document {POISONED[0]});" in said
     texts = [json.loads(line)["text"] for line in poisoned.read_text().splitlines()]
-    assert {each["text"] for each in written} == {texts[number] for number in POISONED}
-    assert {(each["batch"], each["shard"]) for each in written} == {(batch, 0), (batch, 1)}
-    assert sum(line.startswith(f"| {batch} |") for line in printed.splitlines()) == len(POISONED)
-    assert texts[POISONED[0]][:30] in printed and str(poisoned.name) in printed
+    found = documents_of_step(config.model_dir, batch, stood_out=True)
+    assert {document.text for row in found for document in row.documents} == {texts[number] for number in POISONED}
 
 
 @pytest.mark.slow
@@ -229,5 +229,3 @@ def test_a_ledger_that_is_not_there_ends_before_compiling(
     monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("compiled"))
     with pytest.raises(InputError, match=r"DataConfig.skip is .*nothing.jsonl, which cannot be read"):
         train(config_of(tmp_path / "run", poisoned, "off", skip=str(tmp_path / "nothing.jsonl")))
-    with pytest.raises(InputError, match="skipped_batches.jsonl does not exist: the run has dropped no batch"):
-        skipped.run([str(tmp_path)])

@@ -1,6 +1,5 @@
 """Runs whose data change at a step: resumed, rewound and branched across it, by one process or two, bit for bit."""
 
-import base64
 import dataclasses
 import functools
 import importlib
@@ -16,12 +15,13 @@ import seqio
 import tensorflow as tf
 from etils import epath
 
-from limba.cli import main, skipped
+from limba.cli import main
 from limba.config import CheckpointConfig, ConfigError, EvaluationConfig, InputError
 from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.sources import FileSource
 from limba.data.stream import positions as positions_module
 from limba.formats import limba_checkpoint
+from limba.inference.step_documents import documents_of_step
 from limba.run import train
 from limba.tools.pages.page.page import page_of
 from limba.training.metrics.logging import read_metrics
@@ -155,11 +155,9 @@ def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
 
 def ledger(run: Path, step: int) -> dict[int, tuple[object, ...]]:
     """What the data positions of a checkpoint say of the batches and tokens of each stage, by shard."""
-    positions = limba_checkpoint.read_data(epath.Path(run / "checkpoints" / str(step)))["positions"]
-    saved = {
-        int(shard): positions_module.opened(base64.b64decode(each), int(shard)) for shard, each in positions.items()
-    }
-    return {shard: (each.about["num_batches"], each.about.get("tokens"), each.stages) for shard, each in saved.items()}
+    positions = limba_checkpoint.positions_in(epath.Path(run / "checkpoints" / str(step)))
+    saved = {shard: positions_module.opened(each, shard) for shard, each in positions.items()}
+    return {shard: (each.place.batch, each.place.tokens, each.stage) for shard, each in saved.items()}
 
 
 @pytest.mark.night
@@ -214,10 +212,9 @@ def test_the_guard_rewinds_across_a_boundary_and_the_documents_are_found(
         train(given)
         guarded.assert_same_run(given, config)
 
-        skipped.run([config.model_dir])
-        lines = (tmp_path / "run" / "skipped_documents.jsonl").read_text().splitlines()
-        assert {json.loads(line)["text"] for line in lines} == set(bad)
-        assert {json.loads(line)["source"] for line in lines} == {"rewound_stage"}
+        found = documents_of_step(config.model_dir, 57, stood_out=True)
+        assert {document.text for row in found for document in row.documents} == set(bad)
+        assert {document.source for row in found for document in row.documents} == {"rewound_stage"}
     finally:
         seqio.TaskRegistry.remove("rewound_stage")
 

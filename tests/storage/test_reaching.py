@@ -17,7 +17,7 @@ from tests.bucket_server import serving_buckets
 
 COMMANDS = [
     ["status", "gs://nobody/x", "--verify"],
-    ["skipped", "gs://nobody/x"],
+    ["inspect", "gs://nobody/x", "--step=1"],
     ["generate", "gs://nobody/x", "--prompt=a"],
     ["convert", "gs://nobody/x"],
     ["report", "gs://nobody/x"],

@@ -69,7 +69,7 @@ class Run:
 
     def saved(self, directory: Path, state: TrainState) -> None:
         with Checkpoints(str(directory), CheckpointConfig(), DATA) as checkpoints:
-            checkpoints.save(int(state.step), state, {0: b"position"})
+            checkpoints.save(int(state.step), state, {0: {"about": {}}})
 
     def restored(self, directory: Path) -> TrainState:
         with Checkpoints(str(directory), CheckpointConfig(), DATA) as checkpoints:

@@ -6,6 +6,7 @@ It imports TensorFlow when it is first used.
 from __future__ import annotations
 
 import atexit
+import base64
 import itertools
 import logging
 import tempfile
@@ -22,7 +23,8 @@ import numpy as np
 from limba.config import InputError, reason_of
 from limba.data.bridge.graph import TRACING, SharedGraph, maps_in_turn
 from limba.data.bridge.tokens import by_our_encoder, noticed_ignore_errors
-from limba.data.dataset import Dataset, Pairs, Spec, State, Step
+from limba.data.dataset import Dataset, Document, Item, Place, Spec, Step
+from limba.data.draws import Pairs
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -35,10 +37,11 @@ CHECKPOINT = "position"  # the prefix of tf.data's files
 CHECKPOINT_SECONDS = 2.0  # between two checkpoints of tf.data's; 5 ms each
 TEXTS_A_BLOCK = 32  # as documents are tokenized at once
 EXAMPLES_A_BLOCK = 8  # which leave at once; a first batch waits for no more
-BLOCKS_A_STATE = 2  # between two states of what tf.data reads
+BLOCKS_A_PLACE = 2  # between two places that are kept of what tf.data reads
+MOST_HANDED = 1024  # documents that are remembered until somebody asks which they were
 MOST_GRAPHS = 64  # of tasks whose shards share one
 MOST_READINGS = 64  # of one data set at once; another iterator of tf.data reads again up to its place
-_OPEN: weakref.WeakSet[OfTensorflow] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[_OfTensorflow] = weakref.WeakSet()
 Failure = Callable[[Exception], Exception | None]  # from TensorFlow's error to the one that caused it, if it is known
 
 
@@ -56,9 +59,10 @@ class OfShard(NamedTuple):
 class OfTensorflow(Dataset):
     """The elements of a tf.data.Dataset, `source`.
 
-    A state has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
-    installed TensorFlow cannot read, or that has none, is restored by reading again from the beginning. `documents` are
-    those that the source reads. `shared` is the graph that has made the source for a shard with its seeds.
+    A place has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
+    installed TensorFlow cannot read, or that has none, is read again from the beginning. `entered` are the documents
+    that the source reads; those of an element are not known exactly. `shared` is the graph that has made the source for
+    a shard with its seeds.
 
     Examples leave TensorFlow in blocks, since each call of its iterator takes a third of a millisecond.
     """
@@ -68,94 +72,99 @@ class OfTensorflow(Dataset):
         source: tf.data.Dataset,
         next_seed: int | Callable[[], Pairs] | None = None,
         failure: Failure | None = None,
-        documents: Numbered | None = None,
+        entered: Numbered | None = None,
         shared: OfShard | None = None,
     ):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
         size = int(source.cardinality())
         super().__init__({n: _spec(each) for n, each in spec.items()}, next_seed, None if size < 0 else size)
-        self.source, self.failure, self._documents = source, failure or (lambda error: None), documents
+        self.source, self.failure, self.entered = source, failure or (lambda error: None), entered
         self.shared = shared
-        self._leaves_in_blocks = bool(spec) and all(map(_can_be_padded, spec.values()))
-        self._begin()
+        self.leaves_in_blocks = bool(spec) and all(map(_can_be_padded, spec.values()))
 
-    def _begin(self) -> None:
-        self._iterator: Iterator | None = None
-        self._number = 0  # elements given
-        self._block: deque[object] = deque()  # elements that have left TensorFlow and wait here
-        self._kept: State = None  # a checkpoint before a block
+    def read(self, place: Place = None) -> Iterator[Item]:
+        """Yields the elements; their documents are those that were handed in for the last two readings."""
+        reading = _OfTensorflow(self, place)
+        documents: list[list[Document]] = [[], []]
+        given = 0 if place is None else place["elements"]
+        while block := reading.next_block():
+            handed = [] if self.entered is None else self.entered.take_handed()
+            if handed:
+                documents = [documents[1], handed]
+            first = reading.number - len(block)
+            for number, element in enumerate(block, first + 1):
+                if number > given:
+                    yield Item(element, documents[0] + documents[1], {"elements": number, "kept": reading.kept})
+
+
+class _OfTensorflow:
+    """One reading of a data set of TensorFlow."""
+
+    def __init__(self, dataset: OfTensorflow, place: Place):
+        self._dataset, self._entered = dataset, dataset.entered
+        self.iterator: Iterator | None = None
+        self.number = 0  # elements that have left TensorFlow
+        self.kept: Place = None  # a checkpoint before a block
         self._kept_at = time.monotonic()
         _OPEN.add(self)
+        if place is not None and place["kept"] is not None and self._entered is not None:
+            self._restore(place["kept"], self._entered)
 
-    def __next__(self) -> object:
-        if not self._block:
-            self._keep_from_time_to_time()
-            self._block.extend(self._next_block())
-        self._number += 1
-        return self._block.popleft()
-
-    def _next_block(self) -> Sequence[object]:
-        """Returns the next elements; StopIteration at the end."""
+    def next_block(self) -> Sequence[object]:
+        """Returns the next elements; none at the end."""
         import tensorflow as tf
 
-        if self._iterator is None:
-            self._iterator = self._new_iterator()
+        self._keep_from_time_to_time()
+        if self.iterator is None:
+            self.iterator = self._new_iterator()
         try:
-            block: Any = tf.nest.map_structure(lambda each: each.numpy(), next(self._iterator))
+            block: Any = tf.nest.map_structure(lambda each: each.numpy(), next(self.iterator))
+        except StopIteration:
+            return []
         except tf.errors.OpError as error:
-            failure = self.failure(error)
+            failure = self._dataset.failure(error)
             if failure is None:
                 raise
             raise failure from None
-        return _examples_of(*block) if self._leaves_in_blocks else [block]
+        found = _examples_of(*block) if self._dataset.leaves_in_blocks else [block]
+        self.number += len(found)
+        return found
 
     def _new_iterator(self) -> Iterator:
-        source = _in_blocks(self.source) if self._leaves_in_blocks else self.source
-        return iter(_single_threaded(source))
+        source = self._dataset.source
+        return iter(_single_threaded(_in_blocks(source) if self._dataset.leaves_in_blocks else source))
 
     def _keep_from_time_to_time(self) -> None:
         """Makes a checkpoint of what has been read so far, if the last one is old."""
         import tensorflow as tf
 
-        if self._iterator is None or self._documents is None:
+        if self.iterator is None or self._entered is None:
             return
         if time.monotonic() <= self._kept_at + CHECKPOINT_SECONDS:
             return
-        documents = self._documents.kept  # not later than what the checkpoint has read
+        documents = self._entered.kept  # not later than what the checkpoint has read
         try:
-            self._kept = {"number": self._number, "documents": documents, "files": self._checkpoint()}
+            self.kept = {"elements": self.number, "documents": documents, "files": self._checkpoint()}
         except tf.errors.FailedPreconditionError:  # a step calls Python, as by `in_tensorflow`
-            self._documents = None
+            self._entered = None
         self._kept_at = time.monotonic()
 
-    def state(self) -> State:
-        return {"number": self._number, "kept": self._kept}
-
-    def _checkpoint(self) -> dict[str, np.ndarray]:
+    def _checkpoint(self) -> dict[str, str]:
         import tensorflow as tf
 
-        iterator = self._iterator
         with tempfile.TemporaryDirectory() as folder:
-            tf.train.Checkpoint(iterator=iterator).write(f"{folder}/{CHECKPOINT}")
-            return {path.name: np.frombuffer(path.read_bytes(), np.uint8) for path in sorted(Path(folder).iterdir())}
+            tf.train.Checkpoint(iterator=self.iterator).write(f"{folder}/{CHECKPOINT}")
+            files = sorted(Path(folder).iterdir())
+            return {path.name: base64.b64encode(path.read_bytes()).decode() for path in files}
 
-    def restore(self, state: State) -> None:
-        self._iterator = None
-        self._number = 0
-        self._block.clear()
-        if state["kept"] is not None and self._documents is not None:
-            self._restore_checkpoint(state["kept"], self._documents)
-        while self._number < state["number"]:
-            next(self)
-
-    def _restore_checkpoint(self, kept: State, documents: Numbered) -> None:
+    def _restore(self, kept: Place, entered: Numbered) -> None:
         import tensorflow as tf
 
         iterator = self._new_iterator()
         try:
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in kept["files"].items():
-                    (Path(folder) / Path(name).name).write_bytes(content.tobytes())
+                    (Path(folder) / Path(name).name).write_bytes(base64.b64decode(content))
                 tf.train.Checkpoint(iterator=iterator).read(f"{folder}/{CHECKPOINT}").assert_consumed()
         except (AssertionError, tf.errors.OpError) as error:
             logger.warning(
@@ -164,8 +173,8 @@ class OfTensorflow(Dataset):
                 reason_of(error),
             )
             return
-        self._iterator, self._number, self._kept = iterator, kept["number"], kept
-        documents.restore(kept["documents"])
+        self.iterator, self.number, self.kept = iterator, kept["elements"], kept
+        entered.restore(kept["documents"])
 
 
 def _can_be_padded(spec: Any) -> bool:
@@ -207,43 +216,57 @@ def _examples_of(features: Mapping[str, np.ndarray], shapes: Mapping[str, np.nda
 def _close() -> None:
     """Ends the iterators: TensorFlow's threads that call Python would wait for its lock for ever as Python ends."""
     for each in list(_OPEN):
-        each._iterator = None
+        each.iterator = None
 
 
 class _Reading:
-    """One reading of a data set by blocks: the block that is next, and a state before one of the last blocks."""
+    """One reading of a data set by blocks: the block that is next, and a place before one of the last blocks."""
 
-    def __init__(self, dataset: Dataset, number: int, state: State):
-        dataset.restore(state)
-        self.dataset = dataset
+    def __init__(self, dataset: Dataset, number: int, place: Place):
+        self.items = dataset.read(place)
+        self.place = place
         self.next_block = number
-        self.kept = [number, state]
+        self.kept = [number, place]
+
+    def block(self, size: int) -> list[Item]:
+        items = list(itertools.islice(self.items, size))
+        if items:
+            self.place = items[-1].place
+        self.next_block += 1
+        return items
 
 
 class Numbered:
     """The elements of a data set in blocks with numbers, so that tf.data can begin at any of them, and several times.
 
     A preprocessor may read its data set at several places at once: each iterator of tf.data asks for the blocks in
-    order, and each has a reading of its own here. `dataset` itself is never read. A block has several texts, since a
+    order, and each has a reading of its own here. A block has several texts, since a
     call of Python from TensorFlow costs as much as reading them.
     """
 
     def __init__(self, dataset: Dataset):
         self._dataset = dataset
-        self._beginning = dataset.state()
         self._size = 1 if any(each.shape for each in dataset.spec.values()) else TEXTS_A_BLOCK
         self._readings: list[_Reading] = []  # that of the last call comes last
-        self._restored: list[list[State]] = []  # what `kept` was when the data set was saved
+        self._restored: list[list[Place]] = []  # what `kept` was at the place that is read from
+        self._handed: deque[Document] = deque(maxlen=MOST_HANDED)
         self._lock = threading.Lock()
         self.failure: Exception | None = None
 
     @property
-    def kept(self) -> list[list[State]]:
-        """Pairs of a block's number and the state before it, one of each reading, from which all readings can go on."""
+    def kept(self) -> list[list[Place]]:
+        """Pairs of a block's number and the place before it, one of each reading, from which all readings can go on."""
         with self._lock:
             return [list(reading.kept) for reading in self._readings]
 
-    def restore(self, kept: Sequence[Sequence[State]]) -> None:
+    def take_handed(self) -> list[Document]:
+        """Returns the documents that TensorFlow has been given since the last call."""
+        with self._lock:
+            handed = list(self._handed)
+            self._handed.clear()
+        return handed
+
+    def restore(self, kept: Sequence[Sequence[Place]]) -> None:
         """Lets new readings go on from the pairs of `kept`."""
         with self._lock:
             self._readings.clear()
@@ -254,16 +277,16 @@ class Numbered:
         with self._lock:
             try:
                 reading = self._reading_at(number)
-                if number >= reading.kept[0] + BLOCKS_A_STATE:
-                    reading.kept = [number, reading.dataset.state()]
-                reading.next_block += 1
-                elements = list(itertools.islice(reading.dataset, self._size))
+                if number >= reading.kept[0] + BLOCKS_A_PLACE:
+                    reading.kept = [number, reading.place]
+                items = reading.block(self._size)
             except InputError as error:
                 self.failure = error
                 raise
-            if not elements:  # its iterator asks for no more
+            if not items:  # its iterator asks for no more
                 self._readings.remove(reading)
-            return elements
+            self._handed.extend(document for item in items for document in item.documents)
+            return [item.value for item in items]
 
     def _reading_at(self, number: int) -> _Reading:
         """Returns a reading whose next block is the wanted one.
@@ -282,14 +305,13 @@ class Numbered:
         return reading
 
     def _new_reading(self, number: int) -> _Reading:
-        """Returns another reading, from the last known state before a block up to that block."""
+        """Returns another reading, from the last known place before a block up to that block."""
         pairs = [*self._restored, *(reading.kept for reading in self._readings)]
         before = [pair for pair in pairs if pair[0] <= number]
-        start, state = max(before, key=lambda pair: pair[0], default=(0, self._beginning))
-        reading = _Reading(self._dataset.anew(), start, state)
-        num_skipped = self._size * (number - start)
-        deque(itertools.islice(reading.dataset, num_skipped), maxlen=0)
-        reading.next_block = number
+        start, place = max(before, key=lambda pair: pair[0], default=(0, None))
+        reading = _Reading(self._dataset, start, place)
+        while reading.next_block < number:
+            reading.block(self._size)
         return reading
 
     def in_tensorflow(self) -> tf.data.Dataset:

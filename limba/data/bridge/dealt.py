@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,7 +185,7 @@ class _Opening:
         self._source = source
         self._waiting = {shard: _Waiting() for shard in sorted(shards)}
         self.next_block = dict.fromkeys(sorted(shards), 0)
-        self._rounds: OfTensorflow | None = None  # of the current epoch
+        self._rounds: Iterator | None = None  # of the current epoch
         self._num_documents = 0  # of the current epoch so far
         self._epochs_begun = 0
 
@@ -209,7 +209,7 @@ class _Opening:
             if self._rounds is None:
                 if self._epochs_begun == self._source.num_epochs:
                     return False
-                self._rounds = OfTensorflow(self._source.rounds, failure=self._source._failure_of)
+                self._rounds = iter(OfTensorflow(self._source.rounds, failure=self._source._failure_of))
                 self._epochs_begun += 1
                 self._num_documents = 0
             dealt = next(self._rounds, None)

@@ -37,7 +37,7 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed
     """
     steps = list(task.preprocessors)
     place = next((n for n, step in enumerate(steps) if type(step).__name__ == "CacheDatasetPlaceholder"), None)
-    if all(n == place or _is_plain(own(step)) for n, step in enumerate(steps)):  # each border to TensorFlow is slow
+    if all(n == place or is_plain(own(step)) for n, step in enumerate(steps)):  # each border to TensorFlow is slow
         steps = [own(step) for step in steps]
     dataset, documents.next_seed = documents, seed
     if place is not None:
@@ -49,8 +49,8 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed
 
 def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[str, int] | None) -> Dataset:
     arguments = {"sequence_length": lengths, "output_features": task.output_features}
-    for is_plain, group in itertools.groupby(steps, _is_plain):
-        if not is_plain:
+    for are_plain, group in itertools.groupby(steps, is_plain):
+        if not are_plain:
             failure = functools.partial(user_code.failure_of, task)
             with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"), user_code.of_task(task):
                 dataset = bridge.applied(list(group), dataset, arguments, failure)
@@ -89,7 +89,8 @@ def _beginning_with(before: tuple[int, ...], rows: Dataset) -> Dataset:
     return rows.map(framed, {**rows.spec, **dict.fromkeys(names, TOKENS)})
 
 
-def _is_plain(step: Step) -> bool:
+def is_plain(step: Step) -> bool:
+    """Returns whether a preprocessor takes data sets of ours, and not only TensorFlow's."""
     return getattr(unwrapped(step), "is_plain", False)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from limba.config import ConfigError, InputError
-from limba.data import philox
 from limba.data.dataset import Dataset, preprocessor
+from limba.data.draws import Words
 from limba.data.objectives import token_blocks
 from limba.data.objectives.spans import num_noise
 from limba.data.objectives.token_blocks import Features
@@ -24,7 +24,7 @@ from limba.data.vocabulary.vocabularies import Vocabulary
 MODES = ("R", "S", "X")
 TOKENS_PER_BLOCK = 20_000  # about: a saved data position may hold one block of tokens and one of rows
 CYCLES_PER_BLOCK = 4
-_SEEDS = 3  # of a denoiser's rows in a block: for the number of spans, for noise, for text
+_DRAWS = 3  # of a denoiser's rows in a block: for the number of spans, for text, for noise
 
 
 @dataclass(frozen=True)
@@ -174,28 +174,28 @@ def _block_function(
     modes: tuple[int, ...] | None,
     top_sentinel: int,
     end: int | None,
-) -> tuple[Callable[[np.ndarray, np.ndarray], token_blocks.Rows], int]:
-    """Returns (rows of a block and its seed, tokens of a block)."""
+) -> tuple[Callable[[np.ndarray, Words], token_blocks.Rows], int]:
+    """Returns (rows of a block and its random numbers, tokens of a block)."""
     raws = np.array([denoiser_lengths(inputs_length, denoiser)[0] for denoiser in denoisers])
     cycle = np.repeat(np.arange(len(denoisers)), [denoiser.share for denoiser in denoisers])
     tokens_per_cycle = int(raws[cycle].sum())
     num_cycles = max(min(TOKENS_PER_BLOCK // tokens_per_cycle, CYCLES_PER_BLOCK), 1)
     num_tokens = num_cycles * tokens_per_cycle
 
-    def rows(tokens: np.ndarray, seeds: np.ndarray, number: int) -> token_blocks.Rows:
-        density, mean = denoisers[number].noise_density, denoisers[number].mean_noise_span_length
-        sides = (
-            split_end(tokens, seeds, density)
-            if mean is None
-            else corrupt_spans(tokens, seeds, density, mean, top_sentinel)
-        )
+    def rows(tokens: np.ndarray, words: Words, number: int) -> token_blocks.Rows:
+        density = denoisers[number].noise_density
+        mean = denoisers[number].mean_noise_span_length
+        if mean is None:
+            sides = split_end(tokens, words, density)
+        else:
+            sides = corrupt_spans(tokens, words, density, mean, top_sentinel)
         return token_blocks.padded(
             *sides, (inputs_length, targets_length), None if modes is None else modes[number], end
         )
 
-    def rows_of(tokens: np.ndarray, seed: np.ndarray) -> token_blocks.Rows:
-        seeds = philox.split(seed, _SEEDS * (len(denoisers) + 1) + 1)[0]
-        draws = philox.uniform([seeds[-1:]], [num_cycles * len(cycle)])[0].reshape(num_cycles, -1)
+    def rows_of(tokens: np.ndarray, words: Words) -> token_blocks.Rows:
+        *of_denoisers, of_rest, of_layout = words.split([_DRAWS] * (len(denoisers) + 1) + [1])
+        draws = of_layout.uniform(num_cycles * len(cycle))[0].reshape(num_cycles, -1)
         layout = cycle[np.argsort(draws, axis=1, kind="stable")].reshape(-1)
         edges = np.append(0, np.cumsum(raws[layout]))
         # Only the end of a finite stream is less than a whole block: it is padded, and the rows that begin in the
@@ -203,7 +203,7 @@ def _block_function(
         whole = np.pad(tokens, (0, num_tokens - len(tokens)))
         places = [np.flatnonzero(layout == number) for number in range(len(denoisers))]
         parts = [
-            rows(whole[edges[own][:, None] + np.arange(raws[number])], seeds[_SEEDS * number :][:_SEEDS], number)
+            rows(whole[edges[own][:, None] + np.arange(raws[number])], of_denoisers[number], number)
             for number, own in enumerate(places)
         ]
         num_whole = int((edges[1:] <= len(tokens)).sum())
@@ -211,17 +211,17 @@ def _block_function(
         made = {name: value[in_order] for name, value in token_blocks.stacked(parts).items()}
         rest = tokens[None, edges[num_whole] :]
         # The remaining tokens fill part of a row, which is corrupted separately.
-        return (
-            token_blocks.stacked([made, rows(rest, seeds[-1 - _SEEDS : -1], layout[num_whole])]) if rest.size else made
-        )
+        if not rest.size:
+            return made
+        return token_blocks.stacked([made, rows(rest, of_rest, layout[num_whole])])
 
     return rows_of, num_tokens
 
 
-def split_end(tokens: np.ndarray, seeds: np.ndarray, share: float) -> tuple[token_blocks.Side, token_blocks.Side]:
+def split_end(tokens: np.ndarray, words: Words, share: float) -> tuple[token_blocks.Side, token_blocks.Side]:
     """Returns (inputs, targets) of tokens int32 [B, L]: an end of uniform length, its mean `share` of L."""
     num_rows, length = tokens.shape
-    chance = philox.uniform([seeds[:1]], [num_rows])[0][0]
+    (chance,) = words.uniform(num_rows)
     mean = max(int(np.round(np.float32(length) * np.float32(share))), 1)
     ends = 1 + np.floor(chance * np.float32(2 * mean - 1)).astype(np.int32)
     is_end = np.arange(length) >= length - ends[:, None]
@@ -229,9 +229,9 @@ def split_end(tokens: np.ndarray, seeds: np.ndarray, share: float) -> tuple[toke
 
 
 def corrupt_spans(
-    tokens: np.ndarray, seeds: np.ndarray, noise_density: float, mean_noise_span_length: float, top_sentinel: int
+    tokens: np.ndarray, words: Words, noise_density: float, mean_noise_span_length: float, top_sentinel: int
 ) -> tuple[token_blocks.Side, token_blocks.Side]:
-    """Returns (inputs, targets) of tokens int32 [B, L], without mode and end, from seeds [3, 2].
+    """Returns (inputs, targets) of tokens int32 [B, L], without mode and end.
 
     Rows begin with text and end with noise. Their number of spans is one of the two integers nearest to the value for
     the mean length, at least 1.
@@ -241,8 +241,7 @@ def corrupt_spans(
     noise = int(np.round(np.float32(padded_length) * np.float32(noise_density)))
     noise = min(max(noise, 1), padded_length - 1)
     text = padded_length - noise
-    counts = [num_rows, num_rows * (text - 1), num_rows * (noise - 1)]
-    chance, of_text, of_noise = (draws[0] for draws in philox.uniform([seed[None] for seed in seeds], counts))
+    chance, of_text, of_noise = words.uniform(num_rows, num_rows * (text - 1), num_rows * (noise - 1))
     spans = np.floor(np.float32(noise) / np.float32(mean_noise_span_length) + chance).astype(np.int32)
     spans = np.minimum(np.maximum(spans, 1), min(noise, text))
     lengths = [

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from limba.config import ConfigError, InputError
-from limba.data import philox
 from limba.data.dataset import TOKENS, Dataset, preprocessor
+from limba.data.draws import Words
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, padded, rows_of_blocks, stacked, unwrapped
 
 ROWS_PER_BLOCK = 32
@@ -114,26 +115,29 @@ def causal_lm(
     `append_eos=True` appends.
     """
     length = causal_lm_lengths(sequence_length)["targets"]
-    tokens = dataset.map(lambda example: example["targets"])
     if whole_documents:
-        end = output_features["targets"].vocabulary.eos_id
-        assert end is not None  # every supported vocabulary has one
-        return cut_documents(tokens, length, lambda tokens: tokens == end)
-    return tokens.rebatch(length).map(lambda row: {"targets": row}, {"targets": TOKENS})
+        return cut_documents(dataset, length, output_features["targets"].vocabulary.eos_id)
+    return dataset.blocks(length)
 
 
-def cut_documents(vectors: Dataset, length: int, is_end: Callable[[np.ndarray], np.ndarray]) -> Dataset:
-    """Returns the documents of vectors of tokens, each up to an end that `is_end` finds, cut to parts of `length`."""
+def cut_documents(vectors: Dataset, length: int, end: int | None) -> Dataset:
+    """Returns the documents of vectors of tokens, cut to parts of `length`.
 
-    def documents(tokens: np.ndarray, number: int) -> list[dict[str, np.ndarray]]:
+    Where a vector does not say where its documents end, each goes up to the id `end`.
+    """
+
+    def documents(tokens: np.ndarray, ends: np.ndarray | None, number: int) -> list[tuple[dict[str, np.ndarray], int]]:
         del number
-        stops = np.flatnonzero(is_end(tokens)) + 1
-        stops = np.append(stops, len(tokens)) if not len(stops) or stops[-1] < len(tokens) else stops
-        places = zip(np.append(0, stops[:-1]).tolist(), stops.tolist(), strict=True)
-        ranges = ((place, stop) for start, stop in places for place in range(start, stop, length))
-        return [{"targets": tokens[place : min(place + length, stop)]} for place, stop in ranges]
+        stops = np.flatnonzero(tokens == end) + 1 if ends is None else ends
+        edges = [0, *stops.tolist(), len(tokens)]
+        parts = []
+        for start, stop in itertools.pairwise(edges):
+            for first in range(start, stop, length):
+                last = min(first + length, stop)
+                parts.append(({"targets": tokens[first:last]}, last))
+        return parts
 
-    return vectors.flat_map(documents, {"targets": TOKENS})
+    return vectors.cut(documents, {"targets": TOKENS})
 
 
 def as_one_sequence(step: Callable, packed: bool) -> Callable:
@@ -162,9 +166,9 @@ def _split(dataset: Dataset, output_features: Features, raw: int, prefix: int | 
         is_prefix = np.arange(length) < prefixes[:, None]
         return padded((tokens, is_prefix), (tokens, ~is_prefix), (width, width), after=end)
 
-    def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
+    def rows_of(tokens: np.ndarray, words: Words) -> Rows:
         num_rows, rest = divmod(len(tokens), raw)
-        chance = philox.uniform([seed], [ROWS_PER_BLOCK + 1])[0][0]
+        (chance,) = words.uniform(ROWS_PER_BLOCK + 1)
         rows = split(tokens[: num_rows * raw].reshape(num_rows, raw), chance[:num_rows])
         return stacked([rows, split(tokens[None, num_rows * raw :], chance[-1:])]) if rest else rows
 

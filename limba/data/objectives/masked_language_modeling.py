@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from limba.data import philox
 from limba.data.dataset import TOKENS, Dataset, preprocessor
+from limba.data.draws import Words
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths
 from limba.data.objectives.token_blocks import Features
 from limba.data.objectives.whole_words import LONGEST_WORD, begins_word
@@ -20,7 +20,7 @@ from limba.data.packing import CAUSAL, PREDICTED
 from limba.data.vocabulary.load import mask_id, piece_texts
 from limba.data.vocabulary.vocabularies import Vocabulary
 
-ROWS_PER_BLOCK = 32  # masked at once, from one pair of seeds
+ROWS_PER_BLOCK = 32  # masked at once
 
 
 def masked_lm_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
@@ -94,18 +94,18 @@ def _masked(
     vocabulary = output_features["targets"].vocabulary
     begins = begins_word(vocabulary) if whole_words else np.ones([vocabulary.vocab_size], bool)
     mask, ordinary = mask_id(vocabulary), ordinary_ids(vocabulary)
-    pairs = dataset.take_seeds()
+    words_of = dataset.take_draws()
     rows = causal_lm(dataset, sequence_length, output_features, whole_documents)
 
     def hidden(block: Sequence[Mapping[str, np.ndarray]], number: int) -> list[dict[str, np.ndarray]]:
         targets = [row["targets"] for row in block]
-        shown = hide(targets, pairs(number, 1)[0], (*shares[:2], shares[3]), mask, ordinary, begins)
+        shown = hide(targets, words_of(number), (*shares[:2], shares[3]), mask, ordinary, begins)
         borders = np.floor((number * ROWS_PER_BLOCK + np.arange(len(block) + 1)) * shares[2])
         for row in np.flatnonzero(np.diff(borders)):
             shown[row] = targets[row] + (PREDICTED + CAUSAL)
         return [{"inputs": each, "targets": row} for each, row in zip(shown, targets, strict=True)]
 
-    return rows.batch(ROWS_PER_BLOCK).flat_map(hidden, dict.fromkeys(("inputs", "targets"), TOKENS))
+    return rows.map_groups(ROWS_PER_BLOCK, hidden, dict.fromkeys(("inputs", "targets"), TOKENS))
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
@@ -117,17 +117,17 @@ def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
 
 def hide(
     rows: Sequence[np.ndarray],
-    seed: np.ndarray,
+    words: Words,
     shares: tuple[float, float, float],
     mask: int,
     ordinary: np.ndarray,
     begins: np.ndarray,
 ) -> list[np.ndarray]:
-    """Returns each row's inputs, from a pair of seeds; `ordinary` and `begins` are bool [ids]."""
+    """Returns each row's inputs; `ordinary` and `begins` are bool [ids]."""
     (density, mask_share, mean), tokens = shares, np.concatenate(rows)
     size, lengths = len(tokens), np.array([len(row) for row in rows])
     of_row, starts = np.repeat(np.arange(len(rows)), lengths), np.cumsum(lengths) - lengths
-    draws = philox.uniform([seed[None]], [3 * size + len(rows) + size * (mean > 1)])[0][0]
+    (draws,) = words.uniform(3 * size + len(rows) + size * (mean > 1))
     of_tokens, of_rows, of_units = np.split(draws, [3 * size, 3 * size + len(rows)])
     order, choice, replacement = of_tokens.reshape(3, size)
     can_hide = ordinary[tokens]
@@ -145,8 +145,9 @@ def hide(
     taken = np.zeros([of_word[-1] + 1 if size else 0], bool)
     cuts = np.searchsorted(of_row[word_at][in_order], np.arange(len(rows) + 1))
     for row, (start, stop) in enumerate(itertools.pairwise(cuts)):
-        words = in_order[start:stop]
-        taken[of_word[word_at[words[_fitting(word_sizes[words], int(most[row]))]]]] = True
+        of_this_row = in_order[start:stop]
+        fits = _fitting(word_sizes[of_this_row], int(most[row]))
+        taken[of_word[word_at[of_this_row[fits]]]] = True
     is_hidden = taken[of_word] if size else taken
     random = np.flatnonzero(ordinary)[np.floor(replacement * np.float32(ordinary.sum())).astype(int)]
     shown = np.where(choice < mask_share, mask, np.where(choice < (1 + mask_share) / 2, random, tokens))

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from limba.config import ConfigError
-from limba.data import philox
 from limba.data.dataset import Dataset, preprocessor
+from limba.data.draws import Words
 from limba.data.objectives.token_blocks import (
     NAMES,
     Features,
@@ -181,15 +181,15 @@ def span_corruption(
 
 def _rows_of_block(
     tokens: np.ndarray,
-    row_seeds: np.ndarray,
+    words: Words,
     raw: int,
     widths: tuple[int, int],
     choices: tuple[int, int | None, float, float],
 ) -> Rows:
-    """Returns the rows, inputs [R, I] and targets [R, T], of a block's tokens [n] and its rows' seeds [32, 2].
+    """Returns the rows, inputs [R, I] and targets [R, T], of a block's tokens [n] and its random numbers.
 
-    Only the end of a finite stream is less than a whole block; its last, shorter row is corrupted separately,
-    with a seed of its own, and padded with zeros.
+    Only the end of a finite stream is less than a whole block; its last, shorter row is corrupted separately, draws
+    after the others, and is padded with zeros.
     """
     num_rows, rest = divmod(len(tokens), raw)
     sides = [np.zeros([num_rows + (rest > 0), width], np.int32) for width in widths]
@@ -197,12 +197,15 @@ def _rows_of_block(
     for part in (tokens[: num_rows * raw].reshape(num_rows, raw), tokens[None, num_rows * raw :]):
         if part.size:
             stop = start + len(part)
-            draws = draws_of_rows(part.shape[1], mask_seeds(row_seeds[start:stop]), choices[2])
+            draws = draws_of_rows(part.shape, words, choices[2])
             for side, corrupted in zip(sides, corrupt_spans(part, draws, *choices), strict=True):
                 side[start:stop, : corrupted.shape[1]] = corrupted
             start = stop
     sizes = [np.full(len(side), side.shape[1]) for side in sides]
-    return dict(zip(NAMES, (sides[0], sizes[0], sides[1], sizes[1]), strict=True))
+    num_tokens = np.full(len(sides[0]), raw)
+    if rest:
+        num_tokens[-1] = rest
+    return dict(zip(NAMES, (sides[0], sizes[0], sides[1], sizes[1], num_tokens), strict=True))
 
 
 def corrupt_spans(
@@ -222,19 +225,12 @@ def corrupt_spans(
     return inputs, targets
 
 
-def mask_seeds(row_seeds: np.ndarray) -> np.ndarray:
-    """Returns the two seeds int64 [B, 2, 2] of each row's mask, from the rows' seeds [B, 2].
-
-    t5 splits a row's seed in six and takes the first two.
-    """
-    return philox.split(row_seeds, 2)
-
-
-def draws_of_rows(length: int, seeds: np.ndarray, noise_density: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
-    """Returns uniform draws float32 [B, noise - 1] and [B, text - 1], from the rows' seeds [B, 2, 2]."""
-    noise, padded = num_noise(length, noise_density, 1.0)[0], max(length, 2)
-    noise_draws, text_draws = philox.uniform([seeds[:, 0], seeds[:, 1]], [noise - 1, padded - noise - 1])
-    return noise_draws, text_draws
+def draws_of_rows(shape: tuple[int, ...], words: Words, noise_density: float = 0.15) -> list[np.ndarray]:
+    """Returns uniform draws float32 [B, noise - 1] and [B, text - 1], for tokens of shape [B, L]."""
+    num_rows, length = shape
+    noise = num_noise(length, noise_density, 1.0)[0]
+    text = max(length, 2) - noise
+    return words.uniform_rows(num_rows, noise - 1, text - 1)
 
 
 def random_spans_noise_mask(

@@ -1,18 +1,20 @@
 """Documents to tokens, many at once, and their stream into rows, block by block: the common part of all objectives.
 
-A block is a fixed number of tokens with its own seed, so a row is a pure function of the tokens
-and the seed. A data position then names the block, and a shard's rows do not depend on another shard.
+A block is a fixed number of tokens with its own random numbers, so a row is a pure function of the tokens
+and these. A place then names the block, and a shard's rows do not depend on another shard.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from limba.config import ConfigError, InputError
 from limba.data.dataset import TOKENS, Dataset, preprocessor
+from limba.data.draws import Words
 from limba.data.registry import Feature
 from limba.data.vocabulary.load import (
     MOST_EXTRA_IDS,
@@ -29,9 +31,10 @@ from limba.data.vocabulary.vocabularies import Vocabulary
 
 Features = Mapping[str, Feature]
 Side = tuple[np.ndarray, np.ndarray]  # tokens int32 [B, L], and bool [B, L]: which of them stay
-# {"inputs": int32 [B, I], "num_inputs": int32 [B], "targets": …, "num_targets": …}: rows, and how much of each counts
+# {"inputs": int32 [B, I], "num_inputs": int32 [B], "targets": …, "num_targets": …}: rows, and how much of each counts;
+# and "num_tokens": int32 [B], the tokens of the block that each is made of
 Rows = Mapping[str, np.ndarray]
-NAMES = ("inputs", "num_inputs", "targets", "num_targets")
+NAMES = ("inputs", "num_inputs", "targets", "num_targets", "num_tokens")
 
 
 def unwrapped(step: Callable[..., object]) -> Callable[..., object]:
@@ -42,23 +45,27 @@ def unwrapped(step: Callable[..., object]) -> Callable[..., object]:
 
 
 def rows_of_blocks(
-    dataset: Dataset, tokens_per_block: int, rows_of: Callable[[np.ndarray, np.ndarray], Rows], seeds_per_block: int = 1
+    dataset: Dataset, tokens_per_block: int, rows_of: Callable[[np.ndarray, Words], Rows], seeds_per_block: int = 1
 ) -> Dataset:
     """Returns {"inputs", "targets"}, int32 vectors, of {"targets": int32 [n]}, the stream of tokens.
 
-    `rows_of(tokens [n], seeds [S, 2])` returns a block's rows as `padded` does. n is `tokens_per_block`, or less
-    at the end of a finite stream; S is `seeds_per_block`.
+    `rows_of(tokens [n], words)` returns a block's rows as `padded` does, which take its tokens in order. n is
+    `tokens_per_block`, or less at the end of a finite stream. It may draw `seeds_per_block` times.
     """
-    pairs = dataset.take_seeds()
+    words_of = dataset.take_draws(seeds_per_block)
 
-    def rows(tokens: np.ndarray, number: int) -> list[dict[str, np.ndarray]]:
-        made = rows_of(tokens, pairs(seeds_per_block * number, seeds_per_block))
+    def rows(tokens: np.ndarray, ends: object, number: int) -> list[tuple[dict[str, np.ndarray], int]]:
+        del ends
+        made = rows_of(tokens, words_of(number))
+        stops = np.cumsum(made["num_tokens"]).tolist()
         sizes = zip(made["num_inputs"].tolist(), made["num_targets"].tolist(), strict=True)
-        sides = zip(made["inputs"], made["targets"], sizes, strict=True)
-        return [{"inputs": inputs[:first], "targets": targets[:last]} for inputs, targets, (first, last) in sides]
+        sides = zip(made["inputs"], made["targets"], sizes, stops, strict=True)
+        return [
+            ({"inputs": inputs[:num_inputs], "targets": targets[:num_targets]}, stop)
+            for inputs, targets, (num_inputs, num_targets), stop in sides
+        ]
 
-    blocks = dataset.map(lambda example: example["targets"]).rebatch(tokens_per_block)
-    return blocks.flat_map(rows, dict.fromkeys(("inputs", "targets"), TOKENS))
+    return dataset.blocks(tokens_per_block).cut(rows, dict.fromkeys(("inputs", "targets"), TOKENS))
 
 
 def padded(
@@ -69,7 +76,9 @@ def padded(
     If not None, `before_inputs` is put before each row's inputs, and `after` at the end of both sides.
     """
     made = (*_compacted(*inputs, widths[0], before_inputs, after), *_compacted(*targets, widths[1], None, after))
-    return dict(zip(NAMES, made, strict=True))
+    tokens = inputs[0]
+    num_tokens = np.full(len(tokens), tokens.shape[1], np.int32)
+    return dict(zip(NAMES, (*made, num_tokens), strict=True))
 
 
 def _compacted(
@@ -155,7 +164,7 @@ class Sentinels:
         if table is None:
             return rows_of
 
-        def rows(*given: np.ndarray) -> Rows:
+        def rows(*given: Any) -> Rows:
             made = dict(rows_of(*given))
             for name in ("inputs", "targets"):
                 ids = made[name]
@@ -166,7 +175,7 @@ class Sentinels:
 
 
 DOCUMENTS_PER_BATCH = 32  # documents tokenized at once
-Tokenize = Callable[[Sequence[bytes]], np.ndarray]  # from documents to all their tokens, int32 [n]
+Tokenize = Callable[[Sequence[bytes]], list[np.ndarray]]  # from documents to the tokens of each, int32 [n]
 
 
 @preprocessor
@@ -187,8 +196,7 @@ def tokenize_documents(
     Empty documents give no token.
     """
     name, tokenize = tokenizer_of(dataset, output_features, append_eos, begins, follows_start)
-    batches = dataset.batch(DOCUMENTS_PER_BATCH)
-    return batches.map(lambda batch: {"targets": tokenize([document[name] for document in batch])}, {"targets": TOKENS})
+    return dataset.tokens(lambda documents: tokenize([document[name] for document in documents]), DOCUMENTS_PER_BATCH)
 
 
 def tokenizer_of(
@@ -198,7 +206,7 @@ def tokenizer_of(
     begins: bool = False,
     follows_start: bool = False,
 ) -> tuple[str, Tokenize]:
-    """Returns the name of the documents' feature, and the function from many of them to all their tokens."""
+    """Returns the name of the documents' feature, and the function from many of them to the tokens of each."""
     vocabulary = output_features["targets"].vocabulary
     begin = np.array(_before(vocabulary, follows_start) if begins else (), np.int32)
     end = np.array(_after(vocabulary) if append_eos else (), np.int32)
@@ -208,11 +216,11 @@ def tokenizer_of(
     if name == "tokens":
         vectors = lambda ids: [np.frombuffer(each, "<i4") + offset for each in ids]
 
-    def tokens(documents: Sequence[bytes]) -> np.ndarray:
-        found = vectors(documents)
+    def tokens(documents: Sequence[bytes]) -> list[np.ndarray]:
+        found = [vector.astype(np.int32, copy=False) for vector in vectors(documents)]
         if len(begin) + len(end):
-            found = [part for vector in found for part in ((begin, vector, end) if len(vector) else (vector,))]
-        return np.concatenate(found).astype(np.int32, copy=False)
+            found = [np.concatenate([begin, vector, end]) if len(vector) else vector for vector in found]
+        return found
 
     return name, tokens
 

@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from limba.config import ConfigError, InputError
-from limba.data import philox
 from limba.data.dataset import Dataset, preprocessor
+from limba.data.draws import Words
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.objectives.token_blocks import NAMES, Features, Rows, Sentinels, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels, sentinel_table
 from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
-
-Begins = Callable[[np.ndarray], np.ndarray]  # tokens [n] -> bool [n]: which of them begin a word
 
 ROWS_PER_BLOCK = 32
 LONGEST_WORD = 16  # pieces; longer runs without a marker (addresses, scripts without spaces) count as several words
@@ -61,21 +59,6 @@ def whole_word_span_corruption(
     that do not mark words.
     """
     choices = (noise_density, mean_noise_span_length)
-    return corrupt_words(dataset, sequence_length, output_features, choices, append_eos)
-
-
-def corrupt_words(
-    dataset: Dataset,
-    sequence_length: Mapping[str, int],
-    output_features: Features,
-    choices: tuple[float, float],
-    append_eos: bool,
-    begins: Begins | None = None,
-) -> Dataset:
-    """Returns what `whole_word_span_corruption` does; `begins` says which tokens begin a word, if it is not their ids.
-
-    `choices` are the density and the mean span.
-    """
     needed = whole_word_span_corruption_lengths(sequence_length, *choices)
     check_targets("whole-word span corruption", sequence_length, needed["targets"])
     vocabulary = output_features["targets"].vocabulary
@@ -88,9 +71,8 @@ def corrupt_words(
     limits = (needed["inputs"] - append_eos, sequence_length.get("targets", needed["targets"]) - append_eos, sentinels)
     end = vocabulary.eos_id if append_eos else None
     window = raw_and_targets(needed["inputs"], *choices)[0]
-    begins = begins or begins_word(vocabulary).__getitem__
     placed = Sentinels(vocabulary)
-    rows_of = _block_function(begins, *choices, window, limits, placed.top, end)
+    rows_of = _block_function(begins_word(vocabulary), *choices, window, limits, placed.top, end)
     return rows_of_blocks(dataset, ROWS_PER_BLOCK * window, placed.placed(rows_of))
 
 
@@ -124,26 +106,28 @@ def begins_word(vocabulary: Vocabulary) -> np.ndarray:
 
 
 def _block_function(
-    begins: Begins,
+    begins: np.ndarray,
     noise_density: float,
     mean_noise_span_length: float,
     window: int,
     limits: tuple[int, int, int],
     top_sentinel: int,
     end: int | None,
-) -> Callable[[np.ndarray, np.ndarray], Rows]:
-    def rows_of(tokens: np.ndarray, seeds: np.ndarray) -> Rows:
-        draws = philox.uniform([seeds], [2 * len(tokens)])[0].reshape(2, -1)
-        edges = word_edges(begins(tokens))
+) -> Callable[[np.ndarray, Words], Rows]:
+    def rows_of(tokens: np.ndarray, words: Words) -> Rows:
+        draws = words.uniform(2 * len(tokens))[0].reshape(2, -1)
+        edges = word_edges(begins[tokens])
         mask = whole_word_mask(edges, len(tokens), draws, noise_density, mean_noise_span_length, window)
-        pairs = [_row(tokens[i:j], mask[i:j], top_sentinel, end) for i, j in row_edges(mask, edges, *limits)]
+        ranges = row_edges(mask, edges, *limits)
+        pairs = [_row(tokens[start:stop], mask[start:stop], top_sentinel, end) for start, stop in ranges]
         sides = []
         for side in zip(*pairs, strict=True):
             lengths = np.array([len(row) for row in side], np.int32)
             matrix = np.zeros([len(side), lengths.max()], np.int32)
             matrix[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(side)
             sides += [matrix, lengths]
-        return dict(zip(NAMES, sides, strict=True))
+        num_tokens = np.diff([0, *(stop for _, stop in ranges)])
+        return dict(zip(NAMES, (*sides, num_tokens), strict=True))
 
     return rows_of
 

@@ -11,14 +11,15 @@ import functools
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from limba.config import ConfigError, InputError, without_credentials
+from limba.data.sources.documents import Chosen, Dealt, Part, Share
 from limba.data.sources.order import Counts, Reading, fewer_shards, random_generator
 from limba.data.sources.readers import Unit, joined
-from limba.data.sources.units import FileSource, Parts
+from limba.data.sources.units import FileSource
 
 RECORDS_PER_UNIT = 1024
 RECORDS_PER_READ = 64
@@ -215,12 +216,13 @@ class ArrayRecordSource(FileSource):
         """Yields (number, document) of some records; None or b"" for one without a value in a column."""
         yield from zip(map(int, numbers), self._records_of(split)[numbers], strict=True)
 
-    def named(self, split: str, name: bytes) -> tuple[str, int, bytes]:
-        records, number = self._records_of(split), int(name)
-        (text,) = records[np.array([number])]
-        return *records.place(number), text or b""
+    def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:
+        del unit, chunk
+        records = self._records_of(split)
+        (text,) = records[np.array([row])]
+        return *records.place(row), text or b""
 
-    def parts(self, reading: Reading, counts: Counts | None, offset: int) -> Parts:
+    def share(self, reading: Reading, counts: Counts | None, offset: int) -> Share:
         total = self._records_of(reading.split).total
         if counts is None and reading.is_endless and total <= reading.shard:
             raise InputError(
@@ -231,54 +233,54 @@ class ArrayRecordSource(FileSource):
         return _ShardRecords(self, reading, total, counts, offset)
 
 
-class _ShardRecords(Parts):
-    """One shard's records: every epoch is one permutation of all of them, of which it reads every num_shards-th."""
+class _ShardRecords(Share):
+    """One shard's records: every epoch is one permutation of all of them, of which it reads every num_shards-th.
+
+    A part has RECORDS_PER_READ of them, which are one chunk.
+    """
+
+    width = 1
 
     def __init__(self, source: ArrayRecordSource, reading: Reading, total: int, counts: Counts | None, offset: int):
         super().__init__(source, reading)
-        self._records, self._offset, self._is_dealt = source, offset, counts is not None
+        self._records, self._offset = source, offset
         self._total = total if counts is None else counts.total
+        self._dealt = None if counts is None else Dealt(reading, counts)
         left_out = np.array(() if counts is None else counts.left_out, np.int64)
         self._gaps = left_out - np.arange(len(left_out))  # of each one, the records before it that are read
-        self._num_empty = 0  # reads since the last document
-
-    def anew(self) -> Self:
-        other = super().anew()
-        other._num_empty = 0
-        return other
-
-    @property
-    def width(self) -> int:
-        return 1
-
-    def num_parts(self, epoch: int) -> int:
-        return 1
+        self._num_parts = -(-len(self._places(reading.first_epoch)) // RECORDS_PER_READ)  # of any epoch, but for one
+        self.most_empty = self._num_parts + 1
 
     def _places(self, epoch: int) -> range:
         """Returns the shard's places in an epoch's order; of a deal those whose number in all epochs is its own."""
         shard, num_shards = self.reading.shard, self.reading.num_shards
-        first = (shard - self._offset - epoch * self._total) % num_shards if self._is_dealt else shard
+        first = shard
+        if self._dealt is not None:
+            first = (shard - self._offset - epoch * self._total) % num_shards
         return range(first, self._total, num_shards)
 
-    def has_chunk(self, epoch: int, index: int, chunk: int) -> bool:
-        return chunk * RECORDS_PER_READ < len(self._places(epoch))
+    def parts(self, epoch: int) -> Sequence[Part]:
+        count = len(self._places(epoch))
+        return [Part(0, start, min(start + RECORDS_PER_READ, count)) for start in range(0, count, RECORDS_PER_READ)]
 
-    def documents(self, epoch: int, index: int, chunk: int) -> list[dict[str, bytes]]:
+    def chosen(self, epoch: int, part: Part, chunk: int) -> Chosen | None:
+        if chunk > 0:
+            return None
         source, reading = self._records, self.reading
-        first, all_places = chunk * RECORDS_PER_READ, self._places(epoch)
-        if not self._is_dealt:
-            source.note_progress(reading.split, reading.shard, epoch + first / len(all_places))
-        places = all_places[first:][:RECORDS_PER_READ]
+        places = self._places(epoch)[part.start : part.stop]
         order = np.arange(places.start, places.stop, places.step)
         if reading.shuffle:
             order = permuted(order, self._total, reading.seed, epoch)
         numbers = order + np.searchsorted(self._gaps, order, side="right")
         found = source.records_at(reading.split, numbers)
-        rows = [(number, text) for number, text in found if text and source.filtered(reading.split, [text])]
-        self._num_empty = 0 if rows else self._num_empty + 1
-        if reading.is_endless and self._num_empty > -(-len(all_places) // RECORDS_PER_READ):
-            raise InputError(
-                f"{source.name} holds no document in split {reading.split!r}; give files with text in them."
-            )
-        names = (b"%d" % number for number, _ in rows) if reading.traced else None
-        return source.elements((text for _, text in rows), names)
+        return [(number, text) for number, text in found if text and source.filtered(reading.split, [text])]
+
+    def epochs(self, epoch: int, num_read: int, num_ended: int) -> float:
+        if self._dealt is not None:
+            return self._dealt.epochs(num_read)
+        return epoch + num_ended / max(self._num_parts, 1)
+
+    def no_document(self) -> InputError:
+        return InputError(
+            f"{self.source.name} holds no document in split {self.reading.split!r}; give files with text in them."
+        )

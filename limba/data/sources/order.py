@@ -61,8 +61,8 @@ ENDLESS = 2**62
 class Reading:
     """What of a corpus is read, and in which order; see `UnitSource.documents`.
 
-    A pass over other files than before begins with a later `first_epoch`, and has at least one epoch. `traced`
-    documents have their names too, which `UnitSource.named` reads.
+    A pass over other files than before begins with a later `first_epoch`, and has at least one epoch. `task` is the
+    number of the task in a mixture.
     """
 
     split: str
@@ -72,7 +72,7 @@ class Reading:
     shuffle: bool
     num_epochs: int | None
     first_epoch: int = 0
-    traced: bool = False
+    task: int = 0
 
     @property
     def is_endless(self) -> bool:

@@ -107,7 +107,6 @@ CHOSEN_BYTES = 1 << 32  # of text that is read at most to find a run's first doc
 # A longer document is cut, at a space if possible: a saved data position may hold the tokens of 32 pieces, and must
 # stay small for a corpus of books.
 PIECE_BYTES = 1 << 14
-DOCUMENT = "limba_document"  # the feature of traced documents that says which one it is
 _NOT_SPACE = re.compile(rb"\S")
 
 # A column's name, or {feature: column}: then an element has these features, of one row.
@@ -138,7 +137,6 @@ class Splits:
         # tasks of t5 all have one; nothing here writes a cache.
         self.caching_permitted = True
         self.name, self._rewrite = name, rewrite
-        self._progress: dict[tuple[str, int], float] = {}
         # The names of an element's features.
         self.keys = tuple(column) if isinstance(column, Mapping) else (TOKENS if column == TOKENS else "text",)
         self._resolve = resolve
@@ -159,18 +157,6 @@ class Splits:
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that are read, in order."""
         return tuple(self.column.values()) if isinstance(self.column, Mapping) else (self.column,)
-
-    def note_progress(self, split: str, shard: int, epochs: float) -> None:
-        """Records the number of epochs that a shard of a split has read."""
-        self._progress[split, shard] = max(self._progress.get((split, shard), 0.0), epochs)
-
-    def progress(self, split: str, shard: int) -> float:
-        """Returns the epochs that a shard of a split has read since the last call of `documents`, counted in units."""
-        return self._progress.get((split, shard), 0.0)
-
-    def begin(self, split: str, shard: int) -> None:
-        """Resets the progress of a shard that another stream of this process has read."""
-        self._progress.pop((split, shard), None)
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
@@ -420,26 +406,22 @@ class Splits:
         sizes = tuple(map(sum, chunks))
         return Counts(sizes, tuple(chunks), num_pieces=num_pieces) if sum(sizes) else None
 
-    def elements(self, texts: Iterable[bytes], names: Iterable[bytes] | None = None) -> list[dict[str, bytes]]:
-        """Returns {feature: text} of the documents' pieces; with their documents' names as DOCUMENT."""
-        if names is None:
-            return [self._element(piece) for text in texts for piece in self.pieces(text)]
-        rows = ((piece, name) for text, name in zip(texts, names, strict=True) for piece in self.pieces(text))
-        return [{**self._element(piece), DOCUMENT: name} for piece, name in rows]
+    def elements(self, texts: Iterable[bytes]) -> list[dict[str, bytes]]:
+        """Returns {feature: text} of the documents' pieces."""
+        return [self._element(piece) for text in texts for piece in self.pieces(text)]
 
     def _element(self, piece: bytes) -> dict[str, bytes]:
         parts = (piece,) if len(self.keys) == 1 else piece.split(readers.FIELD_SEPARATOR)
         return dict(zip(self.keys, parts, strict=True))
 
-    def named(self, split: str, name: bytes) -> tuple[str, int, bytes]:
-        """Returns (unit, number of the document in it, the document) of a traced document's name."""
-        number, chunk, row = map(int, name.split())
-        unit, before = self.units(split)[number], 0
+    def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:
+        """Returns (name of the unit, number in it, text) of a document that `Documents` has read."""
+        before = 0
         for earlier in range(chunk):
-            before += len(self.read_whole(split, unit, earlier) or ())
-        documents = self.read_whole(split, unit, chunk) or []
+            before += len(self.read_whole(split, self.units(split)[unit], earlier) or ())
+        documents = self.read_whole(split, self.units(split)[unit], chunk) or []
         own = [place for place, text in enumerate(documents) if self.filtered(split, [text])]
-        return unit.name, before + own[row], documents[own[row]]
+        return self.units(split)[unit].name, before + own[row], documents[own[row]]
 
 
 def _is_validation(text: bytes, percent: float) -> bool:

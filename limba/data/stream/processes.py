@@ -26,10 +26,12 @@ import numpy as np
 from limba.config import DataConfig, InputError, RestartError
 from limba.config.environment import console
 from limba.data import task_modules
+from limba.data.dataset import Document
 from limba.data.deal import WHOLE_UNITS, Deal
-from limba.data.stream.positions import PositionError, advanced
-from limba.data.stream.shard import Rows, Stream
-from limba.data.stream.streams import TrainStream
+from limba.data.stream.names import BatchDocuments
+from limba.data.stream.positions import Position, PositionError, advanced
+from limba.data.stream.shard import Recipe, Rows
+from limba.data.stream.streams import Stream, TrainStream
 from limba.data.tasks import pinned, resolve_task
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ KEEP_SECONDS = 30.0  # between two looks at the data positions, at least; the ba
 KEEP_SHARE = 100  # and at least so many times as long as a look takes
 
 
-class Recipe(NamedTuple):
+class Opening(NamedTuple):
     """The arguments for opening a stream in another process; tasks cannot be pickled, so it resolves them itself."""
 
     config: DataConfig
@@ -63,8 +65,8 @@ class Recipe(NamedTuple):
 class _Reader:
     """One process that reads some of the shards, and the next one in its place when it ends or stands still."""
 
-    def __init__(self, recipe: Recipe):
-        self.recipe, self.deaths = recipe, 0  # deaths without a batch between
+    def __init__(self, opening: Opening):
+        self.opening, self.deaths = opening, 0  # deaths without a batch between
         self.lost: Exception | None = None  # why no further process is started
         self.start()
 
@@ -79,7 +81,7 @@ class _Reader:
                 command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True, stderr=console()
             )
         self.is_open = False
-        self.send(self.recipe)
+        self.send(self.opening)
 
     def send(self, message: object) -> None:
         """Sends a call; that the process has ended is for `receive` to find."""
@@ -100,7 +102,7 @@ class _Reader:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 pipe.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", math.ceil(seconds), 0))
 
-    def go_to(self, positions: Mapping[int, bytes] | None, num_batches: int) -> None:
+    def go_to(self, positions: Mapping[int, Position] | None, num_batches: int) -> None:
         """Sets a new process to the batch so many after the positions, or after the beginning."""
         calls = [("begin", (0, positions))] if positions else []
         for call in (*calls, *[("__next__", ())] * num_batches):
@@ -126,16 +128,18 @@ class ReaderProcesses(Stream):
     call raises RestartError, or InputError if there was no batch at all; what was trained can still be saved.
     """
 
-    def __init__(self, recipe: Recipe):
-        self._recipe, self._shards = recipe, recipe.shards
-        parts = (recipe.shards[first :: recipe.num_processes] for first in range(recipe.num_processes))
-        self._readers = [_Reader(recipe._replace(shards=part)) for part in parts]
+    def __init__(self, opening: Opening, recipe: Recipe | None = None):
+        """`recipe` is what the processes read by; without it documents have no names."""
+        self._opening, self._shards, self._recipe = opening, opening.shards, recipe
+        parts = (opening.shards[first :: opening.num_processes] for first in range(opening.num_processes))
+        self._readers = [_Reader(opening._replace(shards=part)) for part in parts]
         # Seconds for an answer, and for a start up to where the last process was; 0 until the first batch.
         self._began, self._limit, self._start_limit = time.monotonic(), 0.0, 0.0
-        self._begin: Mapping[int, bytes] | None = None  # what `begin` was given
-        self._kept: dict[int, bytes] | None = None  # later positions, and
+        self._begin: Mapping[int, Position] | None = None  # what `begin` was given
+        self._kept: dict[int, Position] | None = None  # later positions, and
         self._since = 0  # the batches taken since them, or since the beginning
         self._keep_at = 0.0
+        self._documents: dict[int, list[Sequence[Document]]] = {}
         self._failed: Exception | None = None  # of a process that was lost when others had given their next batch
 
     def _asked(self, name: str, *arguments: object) -> list[Any]:
@@ -159,7 +163,10 @@ class ReaderProcesses(Stream):
         how = (
             f"gives no answer for {self._limit:,.0f} s" if isinstance(error, BlockingIOError) else f"has ended ({code})"
         )
-        what, reader.deaths = f"The process that read data shards {list(reader.recipe.shards)} {how}", reader.deaths + 1
+        what, reader.deaths = (
+            f"The process that read data shards {list(reader.opening.shards)} {how}",
+            reader.deaths + 1,
+        )
         if reader.deaths == MOST_DEATHS or (not self._limit and (code or 0) > 0):  # or it fails in its start
             reader.lost = (RestartError if self._limit else InputError)(
                 f"{what}{f', {MOST_DEATHS} times in a row' if reader.deaths > 1 else ''}; its output above says why, or"
@@ -194,7 +201,7 @@ class ReaderProcesses(Stream):
             with contextlib.suppress(InputError, RestartError):  # the next save says it
                 self.positions()
         self._call_all("wait")  # most errors come before any process has moved on
-        parts = self._asked("__next__")
+        parts = self._asked("next_with_documents")
         if failed := [part for part in parts if isinstance(part, Exception)]:
             self._failed = failed[0]  # and others have moved on
             raise self._failed
@@ -204,41 +211,51 @@ class ReaderProcesses(Stream):
         for reader in self._readers:
             reader.deaths = 0
         if not self._limit:
-            config, began = self._recipe.config, self._began
+            config, began = self._opening.config, self._began
             self._limit = 2 * config.read_attempts * config.read_timeout_seconds
-            self._start_limit = max(self._limit, 3 * (time.monotonic() - began)) if self._recipe.is_exact else 0.0
+            self._start_limit = max(self._limit, 3 * (time.monotonic() - began)) if self._opening.is_exact else 0.0
             for reader in self._readers:
                 reader.set_limit(self._limit)
         # Padding where all shards of a process have ended: all rows have one shape.
-        some = next(rows for part in parts if part is not None for rows in part.values())
+        some = next(rows for part in parts if part is not None for rows in part[0].values())
         padding = {name: np.zeros_like(value) for name, value in some.items()}
-        pairs = zip(self._readers, parts, strict=True)
-        return self._in_order([dict.fromkeys(r.recipe.shards, padding) if part is None else part for r, part in pairs])
+        rows_of_readers: list[dict[int, Rows]] = []
+        self._documents = {}
+        for reader, part in zip(self._readers, parts, strict=True):
+            if part is None:
+                rows_of_readers.append(dict.fromkeys(reader.opening.shards, padding))
+            else:
+                rows, documents = part
+                rows_of_readers.append(rows)
+                self._documents |= documents
+        return self._in_order(rows_of_readers)
 
     def _in_order(self, parts: Sequence[Mapping[int, Part]]) -> dict[int, Part]:
         merged = {shard: value for part in parts for shard, value in part.items()}
         return {shard: merged[shard] for shard in self._shards}
 
+    def documents(self) -> BatchDocuments:
+        return BatchDocuments(self._documents, self._recipe)
+
     def empty(self) -> dict[int, Rows]:
         return self._in_order(self._call_all("empty"))
 
-    def positions(self) -> dict[int, bytes]:
+    def positions(self) -> dict[int, Position]:
         """Returns each shard's data position after the batches taken; if a process is lost by the last one."""
         began, parts = time.monotonic(), self._asked("positions")
         for number, (reader, part) in enumerate(zip(self._readers, parts, strict=True)):
             if self._failed or isinstance(part, Exception):
                 if self._kept is None or not (self._failed or reader.lost):
                     raise self._failed or part
-                rows = self._recipe.config.rows_per_shard
-                parts[number] = {s: advanced(self._kept[s], self._since, rows) for s in reader.recipe.shards}
+                parts[number] = {shard: advanced(self._kept[shard], self._since) for shard in reader.opening.shards}
         self._kept, self._since = self._in_order(parts), 0
         self._keep_at = (now := time.monotonic()) + max(KEEP_SECONDS, KEEP_SHARE * (now - began))
         return dict(self._kept)
 
-    def check(self, positions: Mapping[int, bytes]) -> None:
+    def check(self, positions: Mapping[int, Position]) -> None:
         self._call_all("check", dict(positions))
 
-    def begin(self, step: int, positions: Mapping[int, bytes] | None = None) -> None:
+    def begin(self, step: int, positions: Mapping[int, Position] | None = None) -> None:
         if positions is not None:
             self._call_all("begin", step, dict(positions))
             self._begin = dict(positions)
@@ -258,7 +275,7 @@ class ReaderProcesses(Stream):
         return self._mean("tokens")
 
     def _mean(self, name: str) -> dict[str, float]:
-        each = [(len(reader.recipe.shards), values) for reader, values in self._living(name)]
+        each = [(len(reader.opening.shards), values) for reader, values in self._living(name)]
         names = each[0][1] if each else ()
         num_shards = sum(count for count, _ in each)
         return {name: sum(values[name] * count for count, values in each) / num_shards for name in names}
@@ -288,11 +305,11 @@ def serve(file_descriptor: int) -> None:
         Connection(file_descriptor) as connection,
         contextlib.ExitStack() as stack,
     ):
-        recipe = connection.recv()
+        opening = connection.recv()
         stream: list[TrainStream] = []
 
         def opened() -> None:
-            stream.append(stack.enter_context(contextlib.closing(_open(recipe))))
+            stream.append(stack.enter_context(contextlib.closing(_open(opening))))
 
         connection.send(_outcome(opened))
         while stream:
@@ -304,10 +321,10 @@ def serve(file_descriptor: int) -> None:
             connection.send(_outcome(lambda call=call, arguments=arguments: call(*arguments)))
 
 
-def _open(recipe: Recipe) -> TrainStream:
-    task_modules.import_all(recipe.config.task_modules)
-    task = pinned(resolve_task(recipe.config, recipe.directory), recipe.revisions)
-    return TrainStream(task, recipe.lengths, recipe.config, recipe.shards, recipe.num_processes, recipe.deal)
+def _open(opening: Opening) -> TrainStream:
+    task_modules.import_all(opening.config.task_modules)
+    task = pinned(resolve_task(opening.config, opening.directory), opening.revisions)
+    return TrainStream(task, opening.lengths, opening.config, opening.shards, opening.num_processes, opening.deal)
 
 
 def _outcome(call: Callable[[], object]) -> object:

@@ -16,10 +16,11 @@ import numpy as np
 from limba.config import ConfigError, DataConfig
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.registry import Mixture
-from limba.data.stream.positions import Saved, opened, with_stages
-from limba.data.stream.processes import ReaderProcesses, Recipe
-from limba.data.stream.shard import Rows, Stream
-from limba.data.stream.streams import TrainStream, feature_shapes
+from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments
+from limba.data.stream.positions import Position, Saved, opened
+from limba.data.stream.processes import Opening, ReaderProcesses
+from limba.data.stream.shard import Recipe, Rows
+from limba.data.stream.streams import Stream, TrainStream, feature_shapes
 from limba.data.tasks import (
     Provider,
     copies_of,
@@ -27,14 +28,13 @@ from limba.data.tasks import (
     parts_of,
     pinned_revisions,
     resolve_task,
-    unit_sources,
 )
 from limba.data.vocabulary.load import content_name
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "stage_"  # of the tokens of one stage: "stage_80000/ro_clean"
-Positions = Mapping[int, bytes]
+Positions = Mapping[int, Position]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def open_stream(
     if num_processes == 1:
         return TrainStream(task, lengths, config, shards, deal=deal)
     given = (config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task))
-    return ReaderProcesses(Recipe(*given, is_exact))
+    return ReaderProcesses(Opening(*given, is_exact), Recipe(task, dict(lengths), config, deal))
 
 
 class StagedStream(Stream):
@@ -79,7 +79,7 @@ class StagedStream(Stream):
         self._number = self._batch = 0  # of the stage, and of the next batch
         self._ended: dict[int, list[dict[str, object]]] = {shard: [] for shard in shards}  # what earlier stages gave
         self._tokens: dict[int, int | None] = dict.fromkeys(shards, 0)  # of a stage of one task; None: not known
-        self._last: dict[int, bytes] = {}  # the positions where the stage before ended
+        self._last: dict[int, Position] = {}  # the positions where the stage before ended
 
     @property
     def _stage(self) -> Stage:
@@ -107,8 +107,8 @@ class StagedStream(Stream):
         number = self._number_of(positions)
         mine = {shard: positions[shard] for shard in self._shards if shard in positions}
         for shard, saved in _opened(mine).items():
-            self._ended[shard] = list(saved.stages.get("ended", []))
-            self._tokens[shard] = saved.stages.get("tokens")
+            self._ended[shard] = list(saved.stage.get("ended", []))
+            self._tokens[shard] = saved.stage.get("tokens")
         if number == wanted:
             self._open(number).begin(step, positions)
             return
@@ -126,7 +126,7 @@ class StagedStream(Stream):
         saved = opened(positions[shard := min(positions)], shard)
         for number, stage in enumerate(self._stages):
             if (saved.about.get("task"), saved.about.get("seed")) == (stage.task.name, stage.config.seed):
-                read = [(entry["begins"], entry["task"]) for entry in saved.stages.get("ended", ())]
+                read = [(entry["begins"], entry["task"]) for entry in saved.stage.get("ended", ())]
                 since = read[0][0] if read else stage.begins
                 now = [(each.begins, each.task.name) for each in self._stages[:number] if each.begins >= since]
                 if read != now:
@@ -140,17 +140,16 @@ class StagedStream(Stream):
 
     def _end_stage(self, positions: Positions) -> None:
         """Notes what the current stage has given, by its last positions, and closes its stream."""
-        parts, counted = parts_of(self._stage.task), unit_sources(self._stage.task)
         for shard, saved in _opened(positions).items():
             tokens: Mapping[str, int] | None = None
             if self._stage.counts_rows:
                 found = self._tokens[shard]
                 tokens = None if found is None else {self._stage.task.name: found}
-            elif "tokens" in saved.about:
-                tokens = dict(zip([part.name for part in parts], saved.about["tokens"], strict=True))
+            else:
+                tokens = dict(saved.place.tokens)
             entry = {"begins": self._stage.begins, "task": self._stage.task.name, "tokens": tokens}
-            entry |= {"epochs": dict(zip(counted, saved.about["epochs"], strict=True))}
-            entry |= {"dealing": saved.about["dealing"], "read_again": bool(saved.first_epochs)}
+            entry |= {"epochs": dict(saved.place.epochs)}
+            entry |= {"dealing": saved.about["dealing"], "read_again": bool(saved.place.first_epochs)}
             entry |= {"files": saved.about["files"], "end_bytes": saved.about["end_bytes"]}
             self._ended[shard].append(entry)
             self._tokens[shard] = 0
@@ -171,13 +170,13 @@ class StagedStream(Stream):
                     self._tokens[shard] = before + sum(int(np.count_nonzero(part[name])) for name in self._lengths)
         return rows
 
-    def positions(self) -> dict[int, bytes]:
+    def positions(self) -> dict[int, Position]:
         """Returns each shard's data position after the batches so far; between two stages the first one's."""
         if self._stream is None or (self._last and self._batch == self._stage.begins):
             return dict(self._last)
         begins, positions = self._stage.begins, self._stream.positions()
-        said = {s: {"begins": begins, "ended": self._ended[s], "tokens": self._tokens[s]} for s in positions}
-        return {shard: with_stages(position, said[shard]) for shard, position in positions.items()}
+        said = {s: {"begins": begins, "ended": list(self._ended[s]), "tokens": self._tokens[s]} for s in positions}
+        return {shard: {**position, "stage": said[shard]} for shard, position in positions.items()}
 
     def tokens(self) -> dict[str, float]:
         """Returns the tokens trained of each task, and of each task in each stage: "ro_clean", "stage_80000/ro_clean".
@@ -217,6 +216,9 @@ class StagedStream(Stream):
 
     def empty(self) -> dict[int, Rows]:
         return self._open(self._number).empty()
+
+    def documents(self) -> BatchDocuments:
+        return NO_DOCUMENTS if self._stream is None else self._stream.documents()
 
     def skipped(self) -> list[tuple[str, str]]:
         """Returns (unit, reason) of each unit of the current stage that this host skipped."""

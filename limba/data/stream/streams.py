@@ -1,26 +1,32 @@
 """The iterator of global batches: resumable to the row, and the same whatever the number of hosts.
 
-A run has a fixed number of logical shards, `num_data_shards`. Each is a separate pipeline with its own seed
+A run has a fixed number of logical shards, `num_data_shards`. Each is read apart, with its own random numbers
 (`shard.py`). A global batch takes `rows_per_shard` rows from each, in the order of the shards. A host reads the
 shards whose rows are on its devices (`limba/training/placement.py`), and saves their data positions (`positions.py`).
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, Self
 
 import numpy as np
 
 from limba.config import ConfigError, DataConfig, InputError
+from limba.data.dataset import Document
 from limba.data.deal import WHOLE_UNITS, Deal
-from limba.data.packing import model_features
+from limba.data.packing import matrices, model_features
+from limba.data.registry import Mixture
+from limba.data.stream.ahead import Ahead, num_threads
 from limba.data.stream.memory import check_stream
-from limba.data.stream.positions import DataPositions, Resumption
-from limba.data.stream.shard import Pipeline, Rows, Shard, Stream, num_threads, row_shapes
+from limba.data.stream.names import BatchDocuments
+from limba.data.stream.positions import DataPositions, Position, Resumption
+from limba.data.stream.shard import Recipe, Rows, Shard, ShardPlace
 from limba.data.tasks import Provider
 from limba.data.vocabulary.stream import row_ids_of
 
@@ -28,6 +34,65 @@ logger = logging.getLogger(__name__)
 
 SECONDS_TO_END = 10
 _END = object()
+
+
+class Stream(Iterator[dict[int, Rows]], Protocol):
+    """Iterates over {shard: rows}: this host's logical shards and their rows of each global batch.
+
+    A data position follows the batches that `next` has returned, not those made ahead. `next` and the other calls raise
+    InputError if a bad part of the corpus is found during reading.
+    """
+
+    def __iter__(self) -> Self:
+        return self
+
+    @abc.abstractmethod
+    def empty(self) -> dict[int, Rows]:
+        """Returns rows of padding, for a host whose corpus ends before another host's."""
+
+    @abc.abstractmethod
+    def documents(self) -> BatchDocuments:
+        """Returns the documents of each row of the batch that `next` returned last."""
+
+    @abc.abstractmethod
+    def skipped(self) -> list[tuple[str, str]]:
+        """Returns (unit, reason) of each unit that this host skipped, with on_read_failure 'skip'."""
+
+    @abc.abstractmethod
+    def epochs(self) -> dict[str, float]:
+        """Returns task name -> epochs read for the batches returned so far, a mean over this host's shards."""
+
+    @abc.abstractmethod
+    def tokens(self) -> dict[str, float]:
+        """Returns task name -> tokens trained, of a mixture's tasks; all shards', if these are like the others."""
+
+    @abc.abstractmethod
+    def failure(self) -> BaseException | None:
+        """Returns the error with which reading ahead failed: `next` raises it when the rows before it are used up."""
+
+    @abc.abstractmethod
+    def positions(self) -> dict[int, Position]:
+        """Returns each shard's data position after the batches returned so far, also where reading has failed."""
+
+    @abc.abstractmethod
+    def check(self, positions: Mapping[int, Position]) -> None:
+        """Opens all data positions fully, and changes nothing.
+
+        Raises InputError as `begin` does, and PositionError, a ValueError, for damaged ones.
+        """
+
+    @abc.abstractmethod
+    def begin(self, step: int, positions: Mapping[int, Position] | None = None) -> None:
+        """Sets a new stream to the batch after a step: by data positions, or the beginning of the data.
+
+        Of the positions of all shards this host's are applied. Raises InputError if one is missing or belongs to other
+        data, and if the corpus has changed with `on_changed_corpus` 'refuse'; with 'new_epoch' a new pass over the
+        files of now begins.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends what reads."""
 
 
 class TrainStream(Stream):
@@ -46,67 +111,93 @@ class TrainStream(Stream):
         deal: Deal = WHOLE_UNITS,
     ):
         check_stream(config, lengths, len(shards))
-        self._pipeline = Pipeline(task, dict(lengths), config, deal)
-        self._positions = DataPositions(self._pipeline)
+        self._recipe = Recipe(task, dict(lengths), config, deal)
+        self._positions = DataPositions(self._recipe)
         # The files as they are now, for the data positions: read beside the first batches.
         self._looking = threading.Thread(target=self._look_at_files, args=[list(shards)], daemon=True)
         self._looking.start()
         self._pool = ThreadPoolExecutor(max_workers=num_threads(len(shards), num_processes))
-        self.shards = [Shard(self._pipeline, index, self._pool) for index in shards]
+        self._shards = [Ahead(Shard(self._recipe, index), ShardPlace.beginning(), self._pool) for index in shards]
+        self._ended = set[int]()
+        self._documents: dict[int, list[Sequence[Document]]] = {}
+
+    @property
+    def batch(self) -> int:
+        """The number of the batch that `next` returned last, from 1 on."""
+        return max(ahead.place.batch for ahead in self._shards)
 
     def wait(self) -> None:
         """Waits until all shards have their next batch; an error comes before any of them has moved on."""
         self._request()
-        for shard in self.shards:
-            shard.prefetch.wait()
+        for ahead in self._shards:
+            ahead.wait()
 
     def __next__(self) -> dict[int, Rows]:
         self.wait()
-        rows = [shard.take() for shard in self.shards]
-        if all(part is None for part in rows):
+        found: dict[int, Rows] = {}
+        self._documents = {}
+        for ahead in self._shards:
+            index = ahead.shard.index
+            made = ahead.take()
+            if made is None:
+                self._ended.add(index)
+                found[index] = ahead.shard.padding()
+            else:
+                found[index] = made.rows
+                self._documents[index] = made.documents
+        if len(self._ended) == len(self._shards):
             raise StopIteration
         self._request()
-        pairs = zip(self.shards, rows, strict=True)
-        return {shard.index: shard.padding() if part is None else part for shard, part in pairs}
+        return found
+
+    def next_with_documents(self) -> tuple[dict[int, Rows], dict[int, list[Sequence[Document]]]]:
+        """Returns the rows of the next batch and the documents of each: what a reader process is asked for."""
+        rows = next(self)
+        return rows, self._documents
 
     def _request(self) -> None:
-        for shard in self.shards:
-            shard.prefetch.request()
+        for ahead in self._shards:
+            ahead.request()
 
     def empty(self) -> dict[int, Rows]:
-        return {shard.index: shard.padding() for shard in self.shards}
+        return {ahead.shard.index: ahead.shard.padding() for ahead in self._shards}
+
+    def documents(self) -> BatchDocuments:
+        return BatchDocuments(self._documents, self._recipe)
 
     def skipped(self) -> list[tuple[str, str]]:
-        return [found for source in self._pipeline.sources.values() for found in source.skipped]
+        return [found for source in self._recipe.sources.values() for found in source.skipped]
 
     def epochs(self) -> dict[str, float]:
-        means = ((name, np.mean([shard.progress(name) for shard in self.shards])) for name in self._pipeline.sources)
-        return {name: float(mean) for name, mean in means}
+        of_shards = []
+        for ahead in self._shards:
+            has_ended = ahead.shard.index in self._ended
+            of_shards.append(ahead.shard.end_of(ahead.place) if has_ended else ahead.place.epochs)
+        return {name: float(np.mean([each.get(name, 0.0) for each in of_shards])) for name in self._recipe.sources}
 
     def tokens(self) -> dict[str, float]:
-        pipeline = self._pipeline
-        if not pipeline.deal.marks_corpora:
+        if not isinstance(self._recipe.task, Mixture):
             return {}
-        sums = np.sum([shard.tokens for shard in self.shards], axis=0) * (pipeline.config.num_shards / len(self.shards))
-        return {part.name: float(tokens) for part, tokens in zip(pipeline.parts, sums, strict=True)}
+        scale = self._recipe.config.num_shards / len(self._shards)
+        names = [part.name for part in self._recipe.parts]
+        return {name: scale * sum(ahead.place.tokens.get(name, 0) for ahead in self._shards) for name in names}
 
     def failure(self) -> BaseException | None:
-        return next((failure for shard in self.shards if (failure := shard.prefetch.failure) is not None), None)
+        return next((ahead.failure for ahead in self._shards if ahead.failure is not None), None)
 
     def _look_at_files(self, shards: list[int]) -> None:
         with contextlib.suppress(InputError, RuntimeError):  # the first data position raises it again
             self._positions.look(shards)
 
-    def positions(self) -> dict[int, bytes]:
-        indices = [shard.index for shard in self.shards]
+    def positions(self) -> dict[int, Position]:
         self._looking.join()
-        return dict(zip(indices, self._pool.map(self._positions.save, self.shards), strict=True))
+        return {ahead.shard.index: self._positions.of_shard(ahead.shard.index, ahead.place) for ahead in self._shards}
 
-    def check(self, positions: Mapping[int, bytes]) -> None:
+    def check(self, positions: Mapping[int, Position]) -> None:
         self._resumption(positions)
 
-    def _resumption(self, positions: Mapping[int, bytes]) -> Resumption:
-        missing = sorted({shard.index for shard in self.shards} - set(positions))
+    def _resumption(self, positions: Mapping[int, Position]) -> Resumption:
+        missing = sorted({ahead.shard.index for ahead in self._shards} - set(positions))
         if missing:
             raise ConfigError(
                 "DataConfig.num_data_shards",
@@ -114,27 +205,32 @@ class TrainStream(Stream):
             )
         return self._positions.check(positions)
 
-    def begin(self, step: int, positions: Mapping[int, bytes] | None = None) -> None:
+    def begin(self, step: int, positions: Mapping[int, Position] | None = None) -> None:
         if positions is None:
             return
         resumption = self._resumption(positions)
-        if self.shards and self.shards[0].index == 0:  # one host's one process logs them
+        if self._shards and self._shards[0].shard.index == 0:  # one host's one process logs them
             for note in resumption.notes:
                 logger.warning(note)
-        saved = [resumption.saved[shard.index] for shard in self.shards]
-        if resumption.new_pass is not None:
-            for shard, each in zip(self.shards, saved, strict=True):
-                shard.begin_pass(resumption.new_pass, each.about["num_batches"])
-                self._positions.note_pass(shard, each)
-            return
-        for shard, each in zip(self.shards, saved, strict=True):
-            if each.first_epochs:
-                shard.begin_pass(each.about["first_epochs"], each.about["batches_before"])
-        parts = [self._positions.restore(shard, each) for shard, each in zip(self.shards, saved, strict=True)]
-        while parts:
+        aheads: list[Ahead] = []
+        passing: list[Iterator[None]] = []
+        for ahead in self._shards:
+            shard = ahead.shard
+            saved = resumption.saved[shard.index]
+            place, skip = saved.place, saved.skip
+            if resumption.new_pass is not None:
+                place, skip = ShardPlace.of_pass(resumption.new_pass, place._replace(batch=saved.batch)), 0
+            elif not self._recipe.is_exact:  # it is read again from the beginning
+                skip = saved.batch - place.batches_before
+                place = place._replace(batch=place.batches_before)
+            following = Ahead(shard, place, self._pool)
+            aheads.append(following)
+            passing.append(following.pass_over(skip))
+        self._shards = aheads
+        while passing:
             # All shards go on by one read, so that none is far ahead of another one in a source that they share.
-            has_more = self._pool.map(lambda part: next(part, _END) is None, parts)
-            parts = [part for part, more in zip(parts, has_more, strict=True) if more]
+            has_more = self._pool.map(lambda part: next(part, _END) is None, passing)
+            passing = [part for part, more in zip(passing, has_more, strict=True) if more]
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
@@ -143,8 +239,8 @@ class TrainStream(Stream):
 
 def feature_shapes(task: Provider, lengths: Mapping[str, int], config: DataConfig) -> dict[str, tuple[int, int]]:
     """Returns the shapes of a global batch's model features; no text is read."""
-    shapes = row_shapes(Pipeline(task, lengths, config).dataset(0))
-    row = {name: np.zeros([1, *shape], np.int32) for name, shape in shapes.items()}
+    _, widths = Recipe(task, lengths, config).rows(0)
+    row = matrices([], widths, 1)
     row_ids = row_ids_of(task.output_features["targets"].vocabulary)
     features = model_features(row, config.sequence_length, config.num_predicted, row_ids)
     return {name: (config.batch_size, value.shape[1]) for name, value in features.items()}

@@ -6,15 +6,13 @@ logical data shard), and a manifest with the checksum of each file. Saving goes 
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import errno
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -32,7 +30,7 @@ from limba.training.checkpoints.saver import GRACE_SECONDS, Outcome, Saver
 from limba.training.checkpoints.step_directory import size_text
 from limba.training.state import TrainState
 
-Positions = Mapping[int, bytes]
+Positions = Mapping[int, Mapping[str, Any]]
 Unpack = Callable[[Positions], object]
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -112,7 +110,8 @@ class Checkpoints:
             return
         self._saver.wait()
         self._current = step
-        everywhere = gather_bytes(positions)
+        parts = {shard: json.dumps(position).encode() for shard, position in positions.items()}
+        everywhere = {shard: json.loads(part) for shard, part in gather_bytes(parts).items()}
         snapshot = arrays.take_snapshot(state, self._memory())
         memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
         self._memory = lambda: memory
@@ -338,7 +337,7 @@ class Checkpoints:
         return [value for *_, value in outcomes], ""
 
     def _positions(self, data: limba_checkpoint.DataItem, path: epath.Path) -> Positions:
-        positions = {int(shard): base64.b64decode(text) for shard, text in data["positions"].items()}
+        positions = limba_checkpoint.positions_of(data)
         for name, field in (("task", "mixture_or_task_name"), ("seed", "seed"), ("num_data_shards", "num_data_shards")):
             if data[name] != (now := getattr(_data_of(self._data, int(path.name)), field)):
                 saved = _stages_in(positions)
@@ -391,20 +390,17 @@ def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.Da
         "task": data.mixture_or_task_name,
         "seed": data.seed,
         "num_data_shards": data.num_data_shards,
-        "positions": {str(shard): base64.b64encode(position).decode() for shard, position in positions.items()},
+        "about": next((dict(position["about"]) for position in positions.values()), {}),
+        "positions": {
+            str(shard): {name: part for name, part in position.items() if name != "about"}
+            for shard, position in sorted(positions.items())
+        },
     }
 
 
 def _stages_in(positions: Positions) -> Mapping[str, object]:
-    """Returns what the first data position says of the stages of its run; {} for a run without, and a damaged one."""
-    from limba.data.stream.positions import (  # the stream comes with it, which a report spares
-        PositionError,
-        opened,
-    )
-
-    with contextlib.suppress(PositionError):
-        return next((opened(each, shard).stages for shard, each in positions.items()), {})
-    return {}
+    """Returns what the first data position says of the stages of its run; {} for a run without."""
+    return next((each.get("stage", {}) for each in positions.values()), {})
 
 
 def _data_of(data: DataConfig, step: int) -> DataConfig:

@@ -19,7 +19,6 @@ from limba.storage.files import read_bytes
 METRICS = "metrics.jsonl"
 LOG = "logs/train.log"  # of a run: all of its lines, also those that the console does not show
 LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/skipped_batches.py
-DOCUMENTS = "skipped_documents.jsonl"  # the documents in these batches, where somebody has looked for them
 
 
 # Gets a step and its figures by name, as metrics.jsonl has them.

@@ -16,11 +16,12 @@ from limba.config import OBJECTIVES as NAMES
 from limba.config import ConfigError, DataConfig, InputError
 from limba.config.data import Objective
 from limba.data.dataset import TOKENS, Dataset, Elements
+from limba.data.draws import Words
 from limba.data.objectives import choice, denoisers, span_corruption, tokenize_documents, whole_words
 from limba.data.objectives.choice import function_of
 from limba.data.packing import PREDICTED
 from limba.data.vocabulary.load import SPACE, load_vocabulary
-from tests.data import test_provenance
+from tests.data import test_documents
 from tests.data.objectives.test_objectives import features
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +84,7 @@ def test_joining_gives_the_text_back(objective, num_tokens):
 def test_every_objective_is_tested_and_documented():
     """A new one needs a recorded digest, a case of provenance, a line of the page, and its name where gin explains."""
     assert set(RECORDED) == set(NAMES), "record the digest of its rows"
-    assert set(NAMES) <= {name.split()[0] for name in test_provenance.OBJECTIVES}
+    assert set(NAMES) <= {name.split()[0] for name in test_documents.OBJECTIVES}
     table = (ROOT / "docs/settings.md").read_text().partition("| `OBJECTIVE` | makes |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(NAMES)
     comment = re.search(r"^OBJECTIVE = None  # .*; (.*)$", (ROOT / "gin/runs/pretrain.gin").read_text(), re.MULTILINE)
@@ -130,9 +131,9 @@ def test_a_new_objective_is_its_module_and_a_line_of_the_table(monkeypatch, tmp_
 def test_denoisers_corrupt_as_in_the_papers_table(denoiser):
     raw, longest = denoisers.denoiser_lengths(512, denoiser)
     num_rows = 6_000 if denoiser.mean_noise_span_length else 20_000
-    tokens, seeds = np.full([num_rows, raw], 5, np.int32), np.array([[1, 2], [3, 4], [5, 6]])
+    tokens, words = np.full([num_rows, raw], 5, np.int32), Words(np.array([[1, 2], [3, 4], [5, 6]]))
     if denoiser.mean_noise_span_length is None:
-        _, (_, is_end) = denoisers.split_end(tokens, seeds, denoiser.noise_density)
+        _, (_, is_end) = denoisers.split_end(tokens, words, denoiser.noise_density)
         ends = is_end.sum(1)
         assert ends.mean() / raw == pytest.approx(0.25, rel=0.02)
         assert ends.min() == 1
@@ -141,7 +142,7 @@ def test_denoisers_corrupt_as_in_the_papers_table(denoiser):
         np.testing.assert_allclose(np.histogram(ends, 10, (0, longest))[0] / num_rows, 0.1, atol=0.015)
         return
     density, mean = denoiser.noise_density, denoiser.mean_noise_span_length
-    (inputs, stays), (targets, target_stays) = denoisers.corrupt_spans(tokens, seeds, density, mean, TOP)
+    (inputs, stays), (targets, target_stays) = denoisers.corrupt_spans(tokens, words, density, mean, TOP)
     num_spans = ((targets > TOP - 190) & target_stays).sum(1)
     noise = ((targets == 5) & target_stays).sum(1)
     assert noise.sum() / (num_rows * raw) == pytest.approx(denoiser.noise_density, rel=0.02)
@@ -306,11 +307,10 @@ def test_a_saved_data_position_resumes_exactly(objective):
         vectors = Elements([{"targets": text(9_000)}], {"targets": TOKENS}, next_seed=1)
         return function_of(objective)(vectors, {"inputs": 64}, features(BYTES))
 
-    rows, restored = dataset(), dataset()
-    for _ in range(37):
-        next(rows)
-    restored.restore(rows.state())
-    expected, found = list(rows), list(restored)
+    whole = list(dataset().read())
+    place = json.loads(json.dumps(whole[36].place))
+    expected = [item.value for item in whole[37:]]
+    found = [item.value for item in dataset().read(place)]
     assert len(expected) > 30
     assert digest(found) == digest(expected)
     assert len(found) == len(expected)

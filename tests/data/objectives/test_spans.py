@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from limba.config import ConfigError
-from limba.data import philox
+from limba.data.draws import Words
 from limba.data.objectives import spans
 
 pytestmark = pytest.mark.core
@@ -129,10 +129,9 @@ def rows_of(tokens: list[int], mask: list[bool], top: int, end: int | None) -> t
 def test_rows_are_those_of_their_masks(length: int, end: int | None) -> None:
     random = np.random.default_rng(length)
     tokens = random.integers(2, 80, (5, length)).astype(np.int32)
-    seeds = spans.mask_seeds(random.integers(0, 2**40, (5, 2)))
-    assert seeds.shape == (5, 2, 2)
+    seeds = random.integers(0, 2**40, (5, 2))
     for density, mean in ((0.15, 3.0), (0.5, 1.0), (0.3, 2.0)):
-        draws = spans.draws_of_rows(length, seeds, density)
+        draws = spans.draws_of_rows(tokens.shape, Words(seeds), density)
         noise, number = spans.num_noise(length, density, mean)
         number = min(number, max(length, 2) - noise)  # of a stream's last row: 3 tokens of density 0.5 have one of text
         assert [each.shape for each in draws] == [(5, noise - 1), (5, max(length, 2) - noise - 1)]
@@ -145,11 +144,11 @@ def test_rows_are_those_of_their_masks(length: int, end: int | None) -> None:
         for row in range(5):
             wanted = rows_of(tokens[row].tolist(), masks[row].tolist(), 99, end)
             assert tuple(side[row].tolist() for side in found) == wanted
-    draws = spans.draws_of_rows(length, seeds)
+    draws = spans.draws_of_rows(tokens.shape, Words(seeds))
     for ours, explicit in (
         (spans.random_spans_noise_mask(length, draws), spans.random_spans_noise_mask(length, draws, 0.15, 3.0)),
         (spans.corrupt_spans(tokens, draws, 99, end)[0], spans.corrupt_spans(tokens, draws, 99, end, 0.15, 3.0)[0]),
-        (draws[1], spans.draws_of_rows(length, seeds, 0.15)[1]),
+        (draws[1], spans.draws_of_rows(tokens.shape, Words(seeds), 0.15)[1]),
     ):
         np.testing.assert_array_equal(ours, explicit)
 
@@ -176,12 +175,13 @@ def test_a_block_has_its_rows_and_the_shorter_last_one(rest: int, density: float
     assert widths == (16, targets) or density == 0.5
     random = np.random.default_rng(0)
     tokens, seeds = random.integers(2, 80, 3 * raw + rest).astype(np.int32), random.integers(0, 2**40, (32, 2))
-    made = spans._rows_of_block(tokens, seeds, raw=raw, widths=widths, choices=(99, 1, density, mean))
+    made = spans._rows_of_block(tokens, Words(seeds), raw=raw, widths=widths, choices=(99, 1, density, mean))
     found = [made["inputs"], made["targets"]]
+    assert made["num_tokens"].tolist() == [raw] * 3 + [rest] * (rest > 0)
     assert [len(side) for side in found] == [3 + (rest > 0)] * 2
     for row in range(len(found[0])):
         part = tokens[row * raw : (row + 1) * raw]
-        draws = spans.draws_of_rows(len(part), philox.split(seeds[row : row + 1], 2), density)
+        draws = spans.draws_of_rows((1, len(part)), Words(seeds[row : row + 1]), density)
         mask = spans.random_spans_noise_mask(len(part), draws, density, mean)[0]
         for side, wanted in zip(found, rows_of(part.tolist(), mask.tolist(), 99, 1), strict=True):
             assert side[row].tolist() == wanted + [0] * (side.shape[1] - len(wanted))

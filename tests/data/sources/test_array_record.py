@@ -150,13 +150,10 @@ def test_tfds_slices_part_the_split(prepared):
 
 def test_tfds_position_is_restored(prepared):
     source = TfdsSource("documents", {"train": "train"}, data_dir=prepared, validation_percent=5.0)
-    documents = source.documents("train", seed=2)
-    for _ in range(123):
-        next(documents)
+    items = list(itertools.islice(source.documents("train", seed=2).read(), 423))
     other = TfdsSource("documents", {"train": "train"}, data_dir=prepared, validation_percent=5.0)
-    again = other.documents("train", seed=2)
-    again.restore(documents.state())
-    assert texts(again, 300) == texts(documents, 300)
+    again = itertools.islice(other.documents("train", seed=2).read(items[122].place), 300)
+    assert [item.value for item in again] == [item.value for item in items[123:]]
 
 
 def test_tfds_files_are_marked(prepared):

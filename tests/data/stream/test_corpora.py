@@ -16,7 +16,6 @@ import tensorflow as tf
 from limba.config import DataConfig
 from limba.data.deal import Deal, deal_of
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
-from limba.data.registry import Mixture
 from limba.data.sources import FileSource
 from limba.data.stream.streams import TrainStream
 from limba.data.tasks import resolve_task
@@ -62,11 +61,11 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DataConfi
 
 
 @contextlib.contextmanager
-def opened(config: DataConfig, counted: bool = True, shards: Sequence[int] = (0, 1)) -> Iterator[TrainStream]:
+def opened(config: DataConfig, shards: Sequence[int] = (0, 1)) -> Iterator[TrainStream]:
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
-    deal = deal_of(task, lengths, config, False, marks_corpora=counted)
-    assert deal.marks_corpora == counted and Deal.of_text(deal.to_text()) == deal
+    deal = deal_of(task, lengths, config, False)
+    assert Deal.of_text(deal.to_text()) == deal
     with contextlib.closing(TrainStream(task, lengths, config, shards, deal=deal)) as stream:
         yield stream
 
@@ -97,7 +96,7 @@ def test_tokens_are_those_of_the_rows_and_a_resumed_run_counts_on(config: DataCo
     counts: Counter[str] = Counter()
     with opened(config) as stream:
         assert stream.tokens() == {"tokens_a": 0.0, "tokens_b": 0.0}
-        first = taken(stream, 7, counts)
+        taken(stream, 7, counts)
         assert stream.tokens() == counts and counts["tokens_a"] > counts["tokens_b"] > 0
         positions = stream.positions()
         rest = taken(stream, 5, counts)
@@ -108,10 +107,6 @@ def test_tokens_are_those_of_the_rows_and_a_resumed_run_counts_on(config: DataCo
         for one, other in zip(taken(again, 5, Counter()), rest, strict=True):
             np.testing.assert_array_equal(one, other)
         assert again.tokens() == after
-    with opened(config, counted=False) as plain:  # as a run that began before tokens were counted
-        assert plain.tokens() == {}
-        for one, other in zip(taken(plain, 7, Counter()), first, strict=True):
-            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.night
@@ -131,15 +126,7 @@ def test_two_hosts_together_have_the_tokens_of_one_and_epochs_end(config: DataCo
     assert parts == counts
 
 
-def test_only_mixtures_of_a_few_tasks_are_counted(config: DataConfig) -> None:
-    mixture = resolve_task(config)
-    assert isinstance(mixture, Mixture)
-    lengths = derive_lengths(mixture, config.task_feature_lengths)
-    part = mixture.tasks[0]
-    assert not deal_of(part, lengths, config, False, marks_corpora=True).marks_corpora
-    assert deal_of(part, lengths, config, False, names=[], marks_corpora=True).identity is None
-    assert deal_of(mixture, lengths, config, False, names=[], marks_corpora=True).identity == {
-        "version": 2,
-        "tasks": [],
-        "corpora": True,
-    }
+def test_a_task_alone_has_no_tokens_by_corpus(config: DataConfig) -> None:
+    with opened(dataclasses.replace(config, mixture_or_task_name="tokens_a")) as stream:
+        taken(stream, 2, Counter())
+        assert stream.tokens() == {}

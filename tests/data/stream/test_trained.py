@@ -50,7 +50,7 @@ def pairs(texts: Path) -> Path:
 def opened(config: DataConfig) -> Iterator[Any]:
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
-    deal = deal_of(task, lengths, config, wants_epochs=True, marks_corpora=True)
+    deal = deal_of(task, lengths, config, wants_epochs=True)
     with contextlib.closing(open_stream(task, lengths, config, range(NUM_SHARDS), deal)) as stream:
         yield stream
 

@@ -249,14 +249,15 @@ def test_documents_that_wait_for_a_shard_that_is_behind_are_in_files(monkeypatch
     whole = tf.data.Dataset.range(3000).map(tf.strings.as_string)
     dealt = Undivided("any", whole, 3, 1, lambda error: None)
     parts = [dealt.documents(shard) for shard in range(3)]
-    numbers = [list(itertools.islice(parts[0], 900))]
+    readings = [iter(part) for part in parts]
+    numbers = [list(itertools.islice(readings[0], 900))]
     (opening,) = dealt._openings
     waiting = [opening._waiting[shard] for shard in (1, 2)]
     assert sum(each.bytes_in_memory for each in waiting) <= 20_000
     assert sum(len(each._files) for each in waiting) > 10
-    numbers += [list(itertools.islice(parts[shard], 900)) for shard in (1, 2)]
+    numbers += [list(itertools.islice(readings[shard], 900)) for shard in (1, 2)]
     assert numbers == [[b"%d" % (3 * n + shard) for n in range(900)] for shard in range(3)]
-    assert [len(list(part)) for part in parts] == [100, 100, 100]
+    assert [len(list(reading)) for reading in readings] == [100, 100, 100]
 
 
 def test_a_shard_without_a_document_is_named() -> None:

@@ -44,7 +44,7 @@ def save(directory: object, *steps: int, config: CheckpointConfig = CONFIG) -> N
     """Saves these steps, one after the other."""
     with Checkpoints(str(directory), config, DATA) as checkpoints:
         for step in steps:
-            checkpoints.save(step, state(step), {0: b"position %d" % step}, {"step": step})
+            checkpoints.save(step, state(step), {0: {"about": {}, "batch": step}}, {"step": step})
             checkpoints.wait()
             assert checkpoints.poll() == [step]
 
@@ -52,4 +52,4 @@ def save(directory: object, *steps: int, config: CheckpointConfig = CONFIG) -> N
 def assert_is(restored: object, step: int) -> None:
     """Checks every number of a restored checkpoint."""
     jax.tree.map(np.testing.assert_array_equal, restored.state, state(step))
-    assert restored.positions == {0: b"position %d" % step} and restored.notes == {"step": step}
+    assert restored.positions == {0: {"about": {}, "batch": step}} and restored.notes == {"step": step}

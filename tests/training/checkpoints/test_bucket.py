@@ -129,7 +129,7 @@ sys.stdin.readline()
 began = time.monotonic()
 try:
     with Checkpoints("gs://bucket/run", config, states.DATA) as checkpoints:
-        checkpoints.save(20, states.state(20), {0: b"position 20"}, {"step": 20})
+        checkpoints.save(20, states.state(20), {0: {"about": {}, "batch": 20}}, {"step": 20})
         checkpoints.wait()
 except StorageError as error:
     print(time.monotonic() - began, error, flush=True)

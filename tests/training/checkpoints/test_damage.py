@@ -247,7 +247,7 @@ def test_data_positions_are_judged_with_the_rest(
     run: Path, error: Exception, expected: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unpack(positions: dict[int, bytes]) -> None:
-        if positions == {0: b"position 20"}:
+        if positions == {0: {"about": {}, "batch": 20}}:
             raise error
 
     if expected == 10:
@@ -279,7 +279,7 @@ def test_a_run_goes_back_to_a_step_and_saves_the_later_one_again(run: Path, capl
     with Checkpoints(str(run), states.CONFIG, states.DATA) as checkpoints:
         states.assert_is(checkpoints.restore_step(10, states.abstract()), 10)
         assert checkpoints.steps() == [10] and (run / "checkpoints" / "20.rewound").is_dir()
-        checkpoints.save(20, states.state(21), {0: b"position 21"}, {"step": 21})
+        checkpoints.save(20, states.state(21), {0: {"about": {}, "batch": 21}}, {"step": 21})
     states.assert_is(restore(run), 21)
     with (
         Checkpoints(str(run), states.CONFIG, states.DATA) as checkpoints,

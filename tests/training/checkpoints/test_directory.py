@@ -27,7 +27,7 @@ def test_a_checkpoint_is_read_on_any_number_of_devices_and_with_any_sharding_of_
         there, directory = laid_out(devices, shard_update), str(tmp_path / str(step))
         state = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), arrays, there)
         with Checkpoints(directory, CheckpointConfig(), data) as checkpoints:
-            checkpoints.save(step, state, {0: b"position"})
+            checkpoints.save(step, state, {0: {"about": {}}})
         for here in ((1, True), (2, True), (8, True), (4, False)):
             abstract = laid_out(*here)
             with Checkpoints(directory, CheckpointConfig(), data) as checkpoints:

@@ -49,7 +49,7 @@ def opened(run: Path, **fields: object) -> Checkpoints:
 
 
 def start(checkpoints: Checkpoints, step: int) -> None:
-    checkpoints.save(step, states.state(step), {0: b"position %d" % step}, {"step": step})
+    checkpoints.save(step, states.state(step), {0: {"about": {}, "batch": step}}, {"step": step})
 
 
 def polled(checkpoints: Checkpoints) -> list[int]:
@@ -92,7 +92,7 @@ def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.Monke
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     with opened(tmp_path) as checkpoints:
         state = states.state(5)
-        checkpoints.save(5, state, {0: b"position 5"}, {"step": 5})
+        checkpoints.save(5, state, {0: {"about": {}, "batch": 5}}, {"step": 5})
         for _ in range(3):
             state = update(state)
         jax.block_until_ready(state)
@@ -315,7 +315,7 @@ def test_a_step_that_is_there_already_is_replaced(tmp_path: Path) -> None:
     """As after a damaged step that could not be renamed."""
     states.save(tmp_path, 10, 20)
     with opened(tmp_path) as checkpoints:
-        checkpoints.save(20, states.state(21), {0: b"position 20"}, {"step": 20})
+        checkpoints.save(20, states.state(21), {0: {"about": {}, "batch": 20}}, {"step": 20})
         checkpoints.wait()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
     with opened(tmp_path) as checkpoints:
@@ -594,7 +594,7 @@ with test_save.opened(run, save_timeout_seconds=400.0) as checkpoints:
         seen, polls = [], 0
         for step in (10, 20):
             checkpoints._saver._seconds = 400.0 if step == 10 else 3.0  # the second one cannot succeed
-            checkpoints.save(step, states.state(step, devices), {own: b"position %d" % step}, {"step": step})
+            checkpoints.save(step, states.state(step, devices), {own: {"about": {}, "batch": step}}, {"step": step})
             try:
                 for _ in range(200_000):
                     polls += 1

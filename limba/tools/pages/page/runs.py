@@ -162,24 +162,28 @@ class Run:
         return list(_records(self.directory / "skipped_batches.jsonl", "batch"))
 
     def skipped_documents(self) -> dict[int, list[str]]:
-        """Returns batch -> its documents ("SOURCE, UNIT, row N"), where somebody has looked for them."""
+        """Returns batch -> the documents of its rows that stood out ("SOURCE, UNIT, row N"), as the ledger has them."""
         documents: dict[int, dict[str, None]] = {}  # a dict for a set that keeps its order: each document once
-        for record in _records(self.directory / "skipped_documents.jsonl", "batch", "document", "source", "unit"):
-            document = f"{record['source']}, {record['unit']}, row {record['document']:,}"
-            documents.setdefault(record["batch"], {})[document] = None
+        for entry in self.skipped():
+            try:
+                named = [document for row in entry["rows"] for document in row.get("documents", ())]
+                names = [f"{each['source']}, {each['unit']}, row {int(each['document']):,}" for each in named]
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                continue  # a line of another kind
+            documents.setdefault(entry["batch"], {}).update(dict.fromkeys(names))
         return {batch: list(names) for batch, names in documents.items()}
 
 
 def _records(path: epath.Path, *names: str) -> Iterator[dict[str, Any]]:
     """Yields the objects of a JSON-lines file that have these fields; nothing without the file.
 
-    `batch` and `document` are whole numbers, also where the file has 3.0.
+    `batch` is a whole number, also where the file has 3.0.
     """
     for line in (own_bytes(path.parent, path) or b"").splitlines():
         try:
             record = json.loads(line)
             wanted = {name: record[name] for name in names}
-            numbers = {name: int(record[name]) for name in ("batch", "document") if name in names}
+            numbers = {name: int(record[name]) for name in ("batch",) if name in names}
             record = {**wanted, **record, **numbers}
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             continue  # the line was cut, or is of another kind

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ import tensorflow as tf
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import OBJECTIVES as NAMES
-from limba.config import DataConfig, InputError
-from limba.data import provenance
+from limba.config import DataConfig
+from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives import (
     SUPERVISED,
     add_prefix,
@@ -25,9 +27,9 @@ from limba.data.objectives import (
     span_corruption,
     tokenize_documents,
 )
-from limba.data.provenance import Document, documents_by_row, documents_of
 from limba.data.sources import ArrayRecordSource, FileSource, readers
-from limba.data.stream import streams
+from limba.data.stream.names import NamedDocument
+from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
 from tests.data.text_files import write
@@ -70,34 +72,33 @@ def config_of(name: str, **changes: Any) -> DataConfig:
     return DataConfig(name, **choices)
 
 
-def check(config: DataConfig, batches: tuple[int, ...] = BATCHES, is_exact: bool = True) -> list[Document]:
+def check(config: DataConfig, batches: tuple[int, ...] = BATCHES, is_exact: bool = True) -> list[NamedDocument]:
     """Compares each row's poisoned tokens with its documents; returns all documents found."""
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
-    with contextlib.closing(streams.TrainStream(task, lengths, config, range(NUM_SHARDS))) as stream:
-        taken = [next(stream) for _ in range(max(batches))]
     found, seen = [], []
-    for shard in range(NUM_SHARDS):
-        by_row = documents_by_row(task, lengths, config, shard, dict.fromkeys(batches, range(ROWS)))
-        assert list(by_row) == [(batch, row) for batch in batches for row in range(ROWS)]
-        for (batch, row), documents in by_row.items():
-            tokens = np.concatenate([taken[batch - 1][shard][name][row] for name in lengths])
-            held = {byte for byte in POISONS if byte + 3 in tokens}
-            named = {byte for each in documents for byte in poisons_in(each.text)}
-            assert documents and all(each.is_exact == is_exact for each in documents)
-            if tokens[0] == 1:  # the row begins with the end of a text, whose document is named as well
-                named &= held | poisons_in(documents[0].text)
-                held |= poisons_in(documents[0].text)
-            assert named == held if is_exact else named >= held, (batch, shard, row)
-            found += documents
-            seen.append(bool(held))
+    with contextlib.closing(open_stream(task, lengths, config, range(NUM_SHARDS))) as stream:
+        for batch in range(1, max(batches) + 1):
+            rows, documents = next(stream), stream.documents()
+            if batch not in batches:
+                continue
+            for shard, row in itertools.product(range(NUM_SHARDS), range(ROWS)):
+                named = documents.of_row(shard, row)
+                tokens = np.concatenate([rows[shard][name][row] for name in lengths])
+                held = {byte for byte in POISONS if byte + 3 in tokens}
+                poisons = {byte for each in named for byte in poisons_in(each.text)}
+                assert named and all(each.is_exact == is_exact for each in named)
+                if tokens[0] == 1:  # the row begins with the end of a text, whose document is named as well
+                    poisons &= held | poisons_in(named[0].text)
+                    held |= poisons_in(named[0].text)
+                assert poisons == held if is_exact else poisons >= held, (batch, shard, row)
+                found += named
+                seen.append(bool(held))
     assert len(set(seen)) == 2, seen  # the test can fail either way
-    batch, row = batches[-1], ROWS - 1
-    assert documents_of(task, lengths, config, NUM_SHARDS - 1, batch, [row]) == by_row[batch, row]
     return found
 
 
-def check_texts(found: list[Document], paths: list[Path]) -> None:
+def check_texts(found: list[NamedDocument], paths: list[Path]) -> None:
     """A document's row in its file is its text."""
     lines = {line for path in paths for line in path.read_text().splitlines()}
     assert {each.text for each in found} <= lines
@@ -144,19 +145,16 @@ def pairs(path: Path, count: int = 90) -> Path:
 @pytest.mark.parametrize("pack", [False, True])
 def test_pairs_packed_or_one_a_row(pack: bool, tmp_path: Path) -> None:
     source = FileSource(str(pairs(tmp_path / "pairs.jsonl")), {"inputs": "en", "targets": "ro"}, 0.0)
-    task = register("poisoned_pairs", source, seqio.map_over_dataset(_same), _prefixed, *SUPERVISED)
+    task = register("poisoned_pairs", source, _prefixed, *SUPERVISED)
     lengths = {"inputs": 400 if pack else 120, "targets": 40}
     found = check(config_of(task, task_feature_lengths=lengths, vocabulary=None, pack=pack))
     assert all("\t" in each.text and each.unit.startswith(str(tmp_path)) for each in found)
     assert all(texts(1, 90)[each.row] == each.text.partition("\t")[0] for each in found)
 
 
-def _same(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """A preprocessor of a user that keeps what it does not know."""
-    return example
-
-
-def _prefixed(dataset: tf.data.Dataset) -> tf.data.Dataset:
+@preprocessor
+def _prefixed(dataset: Dataset) -> Dataset:
+    """A preprocessor of a user that calls one of ours."""
     return add_prefix(dataset, "translate: ")
 
 
@@ -212,60 +210,37 @@ def test_a_preprocessor_of_ones_own_gives_candidates(tmp_path: Path) -> None:
     assert len({each.text for each in found}) < 1000  # those near the batch, not the corpus
 
 
-def test_after_a_new_pass_the_position_says_where_the_batch_is(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", texts(6))
-    task_name = register("again", FileSource(str(path)), tokenize_documents, span_corruption)
-    config = config_of(task_name, data_files=str(path), on_changed_corpus="new_epoch")
-    lengths = derive_lengths(resolve_task(config), config.task_feature_lengths)
-
-    def stream() -> contextlib.closing:
-        return contextlib.closing(streams.TrainStream(resolve_task(config), lengths, config, range(NUM_SHARDS)))
-
-    with stream() as opened:
-        for _ in range(4):
-            next(opened)
-        before = opened.positions()
-    write(path, texts(7))
-    with stream() as opened:
-        opened.begin(0, before)
-        taken = [next(opened) for _ in range(3)]
-        after = opened.positions()
-    task = resolve_task(config)
-    by_row = documents_by_row(task, lengths, config, 1, dict.fromkeys((5, 6, 7), range(ROWS)), after[1])
-    assert len(by_row) == 3 * ROWS
-    for (batch, row), found in by_row.items():
-        tokens = np.concatenate([taken[batch - 5][1][name][row] for name in lengths])
-        assert {byte for each in found for byte in poisons_in(each.text)} == {b for b in POISONS if b + 3 in tokens}
-    with pytest.raises(InputError, match="Batch 4 was read from a corpus that changed after batch 4"):
-        documents_of(task, lengths, config, 1, 4, [0], after[1])
-    with pytest.raises(InputError, match="has changed since step 4.*; restore the original files"):
-        documents_of(task, lengths, config, 1, 4, [0], before[1])
-
-
-def test_what_cannot_be_is_said(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", texts(8))
-    task_name = register("few", FileSource(str(path)), tokenize_documents, span_corruption)
-    config = config_of(task_name, data_files=str(path), num_epochs=1)
+def test_readers_and_hosts_and_a_resumed_stream_name_the_same_documents(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", texts(6))
+    config = dataclasses.replace(
+        config_of("demo_span_corruption", data_files=str(tmp_path / "a.txt")), task_modules=("tasks.demo",)
+    )
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
-    for shard, batch, row, message in (
-        (0, 0, 0, "no batch 0"),
-        (0, 10**6, 0, "no batch"),
-        (0, 1, 9, "no row 9"),
-        (7, 1, 0, "shard 7"),
+
+    def names(stream: Any, shards: Sequence[int]) -> list[list[NamedDocument]]:
+        next(stream)
+        return [stream.documents().of_row(shard, row) for shard in shards for row in range(ROWS)]
+
+    apart = dataclasses.replace(config, num_reader_processes=2)
+    with (
+        contextlib.closing(open_stream(task, lengths, config, range(2))) as one,
+        contextlib.closing(open_stream(task, lengths, config, [0])) as first,
+        contextlib.closing(open_stream(task, lengths, config, [1])) as second,
+        contextlib.closing(open_stream(task, lengths, apart, range(2))) as readers_of,
+        contextlib.closing(open_stream(task, lengths, config, range(2))) as resumed,
     ):
-        with pytest.raises(InputError, match=message):
-            documents_of(task, lengths, config, shard, batch, [row])
+        for _ in range(5):
+            expected = names(one, range(2))
+            assert names(first, [0]) + names(second, [1]) == expected
+            assert names(readers_of, range(2)) == expected
+        resumed.begin(5, json.loads(json.dumps(one.positions()), object_hook=_by_number))
+        for _ in range(3):
+            assert names(resumed, range(2)) == names(one, range(2))
 
-    def nothing(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
-        raise AssertionError("it is not read")
 
-    other = seqio.FunctionDataSource(nothing, ["train"])
-    nameless = resolve_task(
-        config_of(register("nameless", other, tokenize_documents, span_corruption), vocabulary=None)
-    )
-    with pytest.raises(InputError, match="documents of task nameless have no names"):
-        provenance.documents_of(nameless, lengths, config, 0, 1, [0])
+def _by_number(value: dict[str, Any]) -> dict[Any, Any]:
+    return {int(name) if name in ("0", "1") else name: each for name, each in value.items()}
 
 
 @pytest.mark.parametrize("objective", [None, "whole_word_span_corruption"])
@@ -283,12 +258,14 @@ def test_documents_tokenized_beforehand_with_sentencepiece(
     config = config_of("demo_span_corruption", **choices, objective=objective)
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
-    with contextlib.closing(streams.TrainStream(task, lengths, config, [1])) as stream:
-        taken = [next(stream)[1] for _ in range(40)]
-    by_row = documents_by_row(task, lengths, config, 1, dict.fromkeys((1, 20, 40), range(ROWS)))
     seen = set()
-    for (batch, row), found in by_row.items():
-        tokens = np.concatenate([taken[batch - 1][name][row] for name in lengths])
+    by_row = []
+    with contextlib.closing(open_stream(task, lengths, config, [1])) as stream:
+        for _ in range(40):
+            rows, documents = next(stream)[1], stream.documents()
+            by_row += [(rows, row, documents.of_row(1, row)) for row in range(ROWS)]
+    for rows, row, found in by_row:
+        tokens = np.concatenate([rows[name][row] for name in lengths])
         numbers = {40 * int(each.unit.split("[")[1].split(":")[0]) + each.row for each in found}
         assert numbers & set(poisons) == {number for number, piece in poisons.items() if piece in tokens}
         seen.add(bool(numbers & set(poisons)))

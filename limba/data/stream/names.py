@@ -1,0 +1,73 @@
+"""The names and texts of the documents that a batch was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from limba.data.dataset import Document
+from limba.data.objectives.choice import is_plain
+from limba.data.sources.parquet import TOKENS
+from limba.data.sources.readers import FIELD_SEPARATOR
+from limba.data.sources.units import UnitSource
+from limba.data.stream.shard import Recipe
+from limba.data.vocabulary.stream import published_of
+from limba.data.vocabulary.vocabularies import Vocabulary
+
+
+@dataclass(frozen=True)
+class NamedDocument:
+    """A document that gave tokens of a row. A long one is read in pieces: `text` has those that gave tokens.
+
+    `row` is its number in its unit, from 0. After a preprocessor in TensorFlow `is_exact` is False: the document was
+    read shortly before the row was made, and may have given none of its tokens.
+    """
+
+    source: str  # the task that reads it
+    unit: str  # a file, a range of its bytes, or a row group
+    row: int
+    text: str
+    is_exact: bool = True
+
+
+class BatchDocuments(NamedTuple):
+    """The documents of each row of a batch, by shard, and the recipe by which they were read."""
+
+    by_shard: Mapping[int, Sequence[Sequence[Document]]]
+    recipe: Recipe | None
+
+    def of_row(self, shard: int, row: int) -> list[NamedDocument]:
+        """Returns the documents of a row; reads their files up to them, and raises what their source raises."""
+        of_rows = self.by_shard.get(shard, ())
+        if self.recipe is None or row >= len(of_rows):
+            return []
+        return list(named(self.recipe, of_rows[row]))
+
+
+NO_DOCUMENTS = BatchDocuments({}, None)
+
+
+def named(recipe: Recipe, documents: Iterable[Document]) -> Iterator[NamedDocument]:
+    """Yields the documents with their names and texts, the pieces of one document together."""
+    pieces: dict[tuple[int, int, int, int], list[int]] = {}
+    for document in documents:
+        key = (document.task, document.unit, document.chunk, document.row)
+        pieces.setdefault(key, []).append(document.piece)
+    for (number, unit, chunk, row), read in pieces.items():
+        part = recipe.parts[number]
+        source = recipe.sources[part.name]
+        unit_name, row_of_unit, content = source.document(recipe.config.train_split, unit, chunk, row)
+        parts = source.pieces(content)
+        text = b" ".join(parts[piece] for piece in dict.fromkeys(read))
+        vocabulary = part.output_features["targets"].vocabulary
+        is_exact = all(map(is_plain, part.preprocessors))
+        yield NamedDocument(part.name, unit_name, row_of_unit, _text(source, text, vocabulary), is_exact)
+
+
+def _text(source: UnitSource, document: bytes, vocabulary: Vocabulary) -> str:
+    if source.keys == (TOKENS,):
+        return published_of(vocabulary).decode(np.frombuffer(document, "<i4").tolist())
+    return document.replace(FIELD_SEPARATOR, b"\t").decode(errors="replace")

@@ -1,0 +1,144 @@
+"""The documents of a step of a run, found from the places that the run keeps, without reading a shard again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+
+from limba.config import InputError, RunConfig
+from limba.data.objectives import derive_lengths
+from limba.data.stream.names import BatchDocuments, NamedDocument
+from limba.data.stream.positions import DataPositions, Position, of_another_order
+from limba.data.stream.shard import Recipe, Shard, ShardPlace
+from limba.data.stream.stages import task_of_stage
+from limba.formats import limba_checkpoint
+from limba.formats.open import read_config
+from limba.inference import source
+from limba.storage.files import read_text, resolved
+from limba.training.data_revisions import pinned_for_run
+from limba.training.history import kept_before
+from limba.training.skipped_batches import FILE, entries_of
+from limba.training.start import deal_of_run
+
+
+@dataclass(frozen=True)
+class RowDocuments:
+    """The documents that a row of a batch was made of, in order."""
+
+    shard: int
+    row: int
+    documents: Sequence[NamedDocument]
+
+
+def documents_of_step(
+    model: str, step: int, stood_out: bool = False, imports: Sequence[str] = ()
+) -> list[RowDocuments]:
+    """Returns the documents of each row of the batch of a step, by data shard; `stood_out`: of those of the ledger.
+
+    The corpus must be the one that the run has read. Steps after the newest checkpoint are read on from it: they are
+    what a resumed run will read. Raises InputError for another directory, for a step before the run's text began, for a
+    corpus that has changed, and for a task whose source is not one of limba.data.sources.
+    """
+    directory = resolved(model)
+    config = read_config(directory)
+    if not isinstance(config, RunConfig):
+        raise InputError(f"{model} is an imported model, not a run; name the directory of a run.")
+    if step < 1:
+        raise InputError(f"There is no step {step}: steps count from 1.")
+    run_of = source.Source(model, directory, {}, source.LIMBA, model=config.model, run=config, imports=tuple(imports))
+    data = config.data
+    begins = data.stage_of(step - 1)
+    first = pinned_for_run(source.task_of(run_of), config.model_dir)
+    lengths = derive_lengths(first, data.task_feature_lengths)
+    task = first
+    if begins:
+        task = pinned_for_run(task_of_stage(begins, first, lengths, data), config.model_dir)
+    recipe = Recipe(task, lengths, data.of_stages[begins], deal_of_run(config, task, lengths, begins))
+    unnamed = [part.name for part in recipe.parts if part.name not in recipe.sources]
+    if unnamed:
+        raise InputError(
+            f"The documents of task {unnamed[0]} have no names, since its source is not one of"
+            " limba.data.sources; set DataConfig.data_files to its files."
+        )
+    rows_of_ledger = _rows_of_ledger(directory / FILE, step) if stood_out else None
+    known, places = _places_before(str(directory), recipe, step, begins)
+    found = []
+    for shard in range(recipe.config.num_shards):
+        place, skip = places.get(shard, (ShardPlace.beginning(), 0))
+        reading = Shard(recipe, shard).read(place)
+        made = None
+        for _ in range(skip + step - known):
+            made = next(reading, None)
+        if made is None:
+            continue  # the shard has ended
+        documents = BatchDocuments({shard: made.documents}, recipe)
+        for row in range(len(made.documents)):
+            if rows_of_ledger is None or (shard, row) in rows_of_ledger:
+                found.append(RowDocuments(shard, row, documents.of_row(shard, row)))
+    if not found:
+        raise InputError(f"There is no step {step}: the text of {model} ends before it.")
+    return found
+
+
+def _rows_of_ledger(path: epath.Path, step: int) -> set[tuple[int, int]]:
+    """Returns (shard, row) of the rows that stood out in a step; InputError if the run has not dropped it."""
+    entries = entries_of(read_text(path), str(path)) if path.exists() else []
+    of_step = [entry for entry in entries if entry["batch"] == step]
+    rows = {(row["shard"], row["row"]) for entry in of_step for row in entry["rows"]}
+    if not rows:
+        raise InputError(f"No row of step {step} is in {path}: give all rows.")
+    return rows
+
+
+def _places_before(
+    directory: str, recipe: Recipe, step: int, begins: int
+) -> tuple[int, Mapping[int, tuple[ShardPlace, int]]]:
+    """Returns the last step whose places are known, and shard -> (place, batches after it that were read too).
+
+    They are those of the step's own stage; without any the beginning of the stage.
+    """
+    candidates: list[tuple[int, Mapping[int, Mapping[str, Any]]]] = []
+    since = begins  # the text has been read in the present order since this step
+    for saved_step, path in limba_checkpoint.checkpoints_of(resolved(directory)).items():
+        data = limba_checkpoint.read_data(path)
+        positions = limba_checkpoint.positions_of(data)
+        if of_another_order(positions, saved_step):
+            continue
+        since = max(since, data.get("notes", {}).get("guard", {}).get("data_start", 0))
+        if not _is_of_stage(positions, begins):
+            continue
+        _check_corpus(recipe, positions)
+        # Of a corpus that has changed only what was read since then can be found.
+        since = max(since, begins + max(position["place"]["batches_before"] for position in positions.values()))
+        if saved_step < step:
+            candidates.append((saved_step, positions))
+    kept = kept_before(directory, step)
+    if kept is not None and _is_of_stage(kept[1], begins):
+        candidates.append(kept)
+    if step <= since:
+        raise InputError(
+            f"The text of this run begins anew after step {since:,}, with another order or other files: the documents"
+            f" of step {step:,} cannot be found any more."
+        )
+    if not candidates:
+        return since, {}
+    known, positions = max(candidates, key=lambda each: each[0])
+    places = {}
+    for shard, position in positions.items():
+        place = ShardPlace(**position["place"])
+        places[shard] = (place, position.get("skip", 0))
+    return known, places
+
+
+def _is_of_stage(positions: Mapping[int, Mapping[str, Any]], begins: int) -> bool:
+    return all(position.get("stage", {}).get("begins", 0) == begins for position in positions.values())
+
+
+def _check_corpus(recipe: Recipe, positions: Mapping[int, Position]) -> None:
+    """Raises InputError if the corpus is not the one that the run has read."""
+    resumption = DataPositions(recipe).check(positions)
+    if resumption.new_pass is not None:
+        raise InputError(f"{resumption.change}; restore the original files.")
