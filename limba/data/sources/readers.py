@@ -45,6 +45,8 @@ from limba.storage.files import is_local
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
+LEAST_CHUNK_BYTES = 1 << 14
+BYTES_OF_ALL_TASKS = 1 << 22  # of one chunk of each task of a mixture, about
 CHUNK_DOCUMENTS = 4096
 SMALLEST_UNIT = 1 << 16  # bytes of a range of lines
 # (bytes, units): a corpus with more units gets larger ones, up to this size. These are enough units for many shards,
@@ -259,7 +261,9 @@ def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
 def read_chunks(
     unit: Unit, column: str | Sequence[str], policy: ReadPolicy = PATIENT, footers: Footers = read_footer
 ) -> Iterator[list[bytes]]:
-    """Yields the unit's documents as UTF-8 in lists of about 256 KiB; blank ones are left out, but for a policy.
+    """Yields the unit's documents as UTF-8 in lists of about 256 KiB, of less in a mixture of many tasks.
+
+    Blank ones are left out, but for a policy.
 
     A document of several columns has their texts in order with FIELD_SEPARATOR between them; rows with an empty text
     are skipped.
@@ -317,15 +321,21 @@ def advice_on(error: Exception, otherwise: str) -> str:
     return "try again later" if getattr(error, "is_temporary", False) else otherwise
 
 
+def chunk_bytes(num_tasks: int) -> int:
+    """Returns the size of a chunk, about, where so many tasks are read side by side."""
+    return min(CHUNK_BYTES, max(LEAST_CHUNK_BYTES, BYTES_OF_ALL_TASKS // num_tasks))
+
+
 def in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes]]:
-    """Yields lists of the documents that are not blank, about 256 KiB each; the last one is shorter."""
+    """Yields lists of the documents that are not blank, of `chunk_bytes` about; the last one is shorter."""
     chunk, size = [], 0
+    enough = chunk_bytes(policy.num_tasks)
     try:
         for row in rows:
             if policy.keep_blank or (row and not row.isspace()):
                 chunk.append(row)
                 size += len(row)
-            if size >= CHUNK_BYTES or len(chunk) >= CHUNK_DOCUMENTS:
+            if size >= enough or len(chunk) >= CHUNK_DOCUMENTS:
                 yield chunk
                 chunk, size = [], 0
     except RecordError:
