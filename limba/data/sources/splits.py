@@ -463,8 +463,9 @@ class Splits:
         return [self._element(piece) for text in texts for piece in self.pieces(text)]
 
     def _element(self, piece: bytes) -> dict[str, bytes]:
-        parts = (piece,) if len(self.keys) == 1 else piece.split(readers.FIELD_SEPARATOR)
-        return dict(zip(self.keys, parts, strict=True))
+        if len(self.keys) == 1:
+            return {self.keys[0]: piece}
+        return dict(zip(self.keys, piece.split(readers.FIELD_SEPARATOR), strict=True))
 
     def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:
         """Returns (name of the unit, number in it, text) of a document that `Documents` has read."""
