@@ -307,7 +307,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--undivided", action="store_true", help="time the same with a function as its source; needs --t5"
     )
-    parser.add_argument("--corpora", type=int, help="time a mixture of so many corpora, at 16 shards")
+    parser.add_argument("--corpora", type=int, default=0, help="time a mixture of so many corpora, at 16 shards")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument(
         "--only", choices=["limba", "seqio", "in_tensorflow", "undivided", "corpora"], help=argparse.SUPPRESS
@@ -319,7 +319,7 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("Megabytes and processes must be above 0.")
     if args.in_tensorflow and args.undivided:
         raise InputError("--in_tensorflow and --undivided are two measurements; give one of them.")
-    if args.corpora is not None and args.corpora < 1:
+    if args.corpora < 0:
         raise InputError(f"--corpora is {args.corpora}; give a whole number above 0.")
     if args.t5 or args.in_tensorflow or args.undivided or args.only not in (None, "limba", "corpora"):
         _t5_file(args.t5)
@@ -349,7 +349,7 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         size = train_vocabulary((text for _, text in zip(range(2000), texts, strict=False)), 8000, vocabulary)
         print(f"a vocabulary of {size:,} pieces", file=sys.stderr)
     common = [f"--files={files}", f"--vocabulary={vocabulary}", f"--megabytes={args.megabytes}"]
-    if args.corpora is not None:
+    if args.corpora:
         return _in_fresh_process([*common, "--only=corpora", f"--corpora={args.corpora}"])
     if args.in_tensorflow or args.undivided:
         what = "undivided" if args.undivided else "in_tensorflow"
