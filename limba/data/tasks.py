@@ -286,7 +286,8 @@ def check_sources(task: Provider, config: DataConfig) -> None:
 
     An endless run also needs a document for each data shard.
     """
-    num_shards, sources = config.num_shards if config.num_epochs is None else 1, unit_sources(task)
+    num_shards = config.num_shards if config.num_epochs is None else 1
+    sources = unit_sources(task)
     for part in parts_of(task):
         if source := sources.get(part.name):
             try:

@@ -256,7 +256,8 @@ class LocalFile:
 
     def append(self, data: bytes) -> None:
         """Adds the bytes to the end: all of them, or if that is an OSError none."""
-        before, rest = len(self), memoryview(data)
+        before = len(self)
+        rest = memoryview(data)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
@@ -282,7 +283,8 @@ class GrowingFile:
 
     def append(self, data: bytes) -> None:
         """Adds the bytes to the end. Raises what the bucket's client raises; then the same call may be repeated."""
-        tail, limit = self._path + TAIL, {"timeout": REQUEST_SECONDS + len(data) / UPLOAD_BYTES_PER_SECOND}
+        tail = self._path + TAIL
+        limit = {"timeout": REQUEST_SECONDS + len(data) / UPLOAD_BYTES_PER_SECOND}
         if data and not self._is_there:
             with contextlib.suppress(FileExistsError):
                 about = {"cache_control": NO_STORE}

@@ -289,7 +289,8 @@ def download(address: str, wanted: Callable[[Sequence[str]], Sequence[str]] = la
         digest = hashlib.blake2b(repr((address, rows)).encode(), digest_size=12).hexdigest()
         cache = Path(os.path.expanduser(CACHE))
         cache.mkdir(parents=True, exist_ok=True)
-        final, partial = cache / digest, cache / f"{digest}.partial"
+        final = cache / digest
+        partial = cache / f"{digest}.partial"
         with _locked(cache / f"{digest}.lock"):
             if not final.exists():
                 private_folder(partial)
@@ -396,7 +397,8 @@ class _Bucket:
 
     def put(self, file: Path, name: str, entry: Entry) -> None:
         """Sends one file, and compares what the bucket has got with it."""
-        path, (size, checksum) = f"{self._root}/{name}", entry
+        path = f"{self._root}/{name}"
+        (size, checksum) = entry
         self._ask("put_file", str(file), path, seconds=REQUEST_SECONDS + size / SLOWEST_BYTES_PER_SECOND)
         self._system.invalidate_cache()
         info = self._ask("info", path)
@@ -405,7 +407,8 @@ class _Bucket:
 
     def get(self, name: str, file: Path, info: Info) -> None:
         """Receives one file, unless it is there whole."""
-        size, wanted = info.get("size"), _checksum(info)
+        size = info.get("size")
+        wanted = _checksum(info)
         if file.exists() and wanted and entry(file) == (size, wanted):
             return
         file.parent.mkdir(parents=True, exist_ok=True)
