@@ -172,6 +172,7 @@ class Lease:
     def _succeed(self) -> None:
         self._confirmed = time.monotonic()
         self._is_failing = False
+        self._has_complained = False
         self._gone_since = 0.0
 
     def _lose(self, seen: Seen) -> None:

@@ -87,14 +87,20 @@ def step_entries(directory: str | epath.Path, wanted: Callable[[str], bool] = la
     return dict(zip(chosen, _map(step_entry, chosen), strict=True))
 
 
-def text_of(directory: str | epath.Path, known: Mapping[str, Entry] | None = None, step: int | None = None) -> str:
-    """Returns the manifest of all files of a directory, as a file's text; the entries of `known` are taken as they are.
+def text_of(
+    directory: str | epath.Path,
+    known: Mapping[str, Entry] | None = None,
+    step: int | None = None,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> str:
+    """Returns the manifest of a directory's files whose path is `wanted`, as a file's text.
 
-    `step` is a checkpoint's. Only the manifest may be written to the directory afterwards.
+    The entries of `known` are taken as they are. `step` is a checkpoint's. Only the manifest may be written to the
+    directory afterwards.
     """
     known = known or {}
     read = entries if step is None else step_entries
-    files = {**known, **read(directory, lambda name: name not in known)}
+    files = {**known, **read(directory, lambda name: name not in known and wanted(name))}
     return text(files, step)
 
 

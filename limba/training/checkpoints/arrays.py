@@ -1,8 +1,8 @@
 """The arrays of a training state: copied to the host, written, merged and read, each process its own shards.
 
-The arrays are zarr arrays in an OCDBT store for each process, `state/ocdbt.process_<i>`, which the first process merges
-into one. tensorstore writes and reads them here, so that a failure is an exception of the call that failed, and a
-thread that waits can be left.
+The arrays are zarr arrays in an OCDBT store for each process, `state/ocdbt.process_<i>.<attempt>`, which the first
+process merges into one. tensorstore writes and reads them here, so that a failure is an exception of the call that
+failed, and a thread that waits can be left.
 """
 
 import functools
@@ -42,6 +42,9 @@ OCDBT = {
     "config": {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
     "assume_config": True,
 }
+MERGED = "manifest.ocdbt"  # the file by which an OCDBT store is opened
+MEMORY = {"driver": "memory"}
+STORE = "ocdbt.process_"  # begins the name of a process's store
 # The locks that tensorstore would take do not exist on every file system.
 FILE_OPTIONS = {"file_io_locking": {"mode": "non_atomic"}}
 
@@ -189,13 +192,17 @@ def _chunk(shard: tuple[int, ...], axis: int | None, number: int, itemsize: int)
     return tuple(max(1, size) for size in chunk)
 
 
-def write_arrays(directory: epath.Path, snapshot: Snapshot) -> str:
-    """Writes this process's parts into `directory`/ocdbt.process_<i>; returns that folder's name."""
+def write_arrays(directory: epath.Path, snapshot: Snapshot, attempt: str) -> str:
+    """Writes this process's parts into the store of its own in `directory`; returns the name of that store.
+
+    `attempt` ends the name, so that no other attempt to save the step writes there.
+    """
     own = jax.process_index()
-    folder = directory / f"ocdbt.process_{own}"
+    folder = directory / f"{STORE}{own}.{attempt}"
     folder.mkdir(parents=True, exist_ok=True)
-    store, context = {"driver": "ocdbt", "base": _base(folder), **OCDBT}, ts.Context()  # one store for all arrays
-    for batch in _batches(snapshot.arrays, lambda array: sum(part.nbytes for _, part in array.parts)):
+    store = {"driver": "ocdbt", "base": _base(folder), **OCDBT}
+    context = ts.Context()  # one store for all arrays
+    for batch in _batches(snapshot.arrays, _bytes_here):
         transaction = ts.Transaction(atomic=True)
         writes = []
         for array in batch:
@@ -215,25 +222,35 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot) -> str:
                 transaction=transaction,
                 context=context,
             ).result()
-            writes += [
-                (opened[index] if index else opened).write(part, can_reference_source_data_indefinitely=True)
-                for index, part in array.parts
-            ]
+            for index, part in array.parts:
+                target = opened[index] if index else opened
+                writes.append(target.write(part, can_reference_source_data_indefinitely=True))
         for write in writes:
             write.copy.result()
         transaction.commit_sync()
     return folder.name
 
 
-def merge(directory: epath.Path) -> None:
-    """Makes one store of those that the processes have written; it names their files."""
+def _bytes_here(array: HostArray) -> int:
+    """Returns the bytes of what this process writes of an array."""
+    return sum(part.nbytes for _, part in array.parts)
+
+
+def merge(directory: epath.Path, attempt: str) -> bytes:
+    """Makes one store of those that the processes have written in an attempt; returns its manifest, not yet written.
+
+    The merged store names the files of the others. It is there once the manifest is `directory`/MERGED.
+    """
     context = ts.Context()
-    parent = ts.KvStore.open({"driver": "ocdbt", "base": _base(directory), **OCDBT}, context=context).result()
+    spec = {"driver": "ocdbt", "base": _base(directory), "manifest": MEMORY, **OCDBT}
+    merged = ts.KvStore.open(spec, context=context).result()
     transaction = ts.Transaction(atomic=True)
-    for folder in sorted(directory.glob("ocdbt.process_*")):
+    for folder in sorted(directory.glob(f"{STORE}*.{attempt}")):
         child = ts.KvStore.open({"driver": "ocdbt", "base": _base(folder), **OCDBT}, context=context).result()
-        child.experimental_copy_range_to(parent.with_transaction(transaction)).result()
+        child.experimental_copy_range_to(merged.with_transaction(transaction)).result()
     transaction.commit_sync()
+    manifest = ts.KvStore.open(MEMORY, context=context).result().read(MERGED).result()
+    return manifest.value
 
 
 Stores = Mapping[str, ts.TensorStore]

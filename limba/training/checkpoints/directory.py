@@ -74,7 +74,7 @@ class Checkpoints:
         self._name = str(self.directory).replace("/", "|")  # of what the processes exchange
         self._saver = Saver(self._name, self.directory, config.keep, config.save_timeout_seconds, may_commit)
         if jax.process_index() == 0:
-            step_directory.clear_unfinished(self.directory)
+            self._answered(self._tidy)
         self._memory: Callable[[], Sequence[np.ndarray]] = tuple  # gives the memory of the next snapshot
         self._current: int | None = None  # the step that was saved or restored last
         self._steps: list[int] = []  # oldest first, as this process last saw or wrote them
@@ -149,7 +149,7 @@ class Checkpoints:
         One more than are kept must fit, as an old one is removed when the new one is committed.
         """
         size = arrays.num_bytes(abstract)
-        free = free_bytes(str(self.directory))
+        free = self._answered(lambda: free_bytes(str(self.directory)))
         if free is None:
             return
         if free < size:
@@ -157,10 +157,9 @@ class Checkpoints:
                 f"A checkpoint takes {size_text(size)}, and {size_text(free)} are free in {self.directory}; make room,"
                 " or give another RunConfig.model_dir."
             )
-        there = len(limba_checkpoint.steps_in(self.directory))
         wanted = 1
         if self._config.keep is not None:
-            wanted = max(1, self._config.keep + 1 - there)
+            wanted = max(1, self._config.keep + 1 - len(self._steps_there()))
         if jax.process_index() == 0 and free < wanted * size:
             logger.warning(
                 "The checkpoints to come need %s (%d of %s), and %s are free in %s: make room, or lower"
@@ -240,10 +239,22 @@ class Checkpoints:
     def _look(self) -> None:
         self._steps = self._steps_there()
 
+    def _tidy(self) -> None:
+        """Restores and removes what an interrupted save has left."""
+        step_directory.restore_replaced(self.directory)
+        step_directory.clear_unfinished(self.directory)
+
     def _steps_there(self, with_files: bool = False) -> list[int]:
-        """Returns what `limba_checkpoint.steps_in` finds; StorageError if the storage does not say what is there."""
+        """Returns what `limba_checkpoint.steps_in` finds; errors as `_answered`."""
+        return self._answered(lambda: [*limba_checkpoint.steps_in(self.directory, with_files)])
+
+    def _answered(self, look: Callable[[], T]) -> T:
+        """Returns what a look at the directory returns.
+
+        Raises StorageError if the storage does not say what is there, or says nothing for as long as a save may take.
+        """
         try:
-            return [*limba_checkpoint.steps_in(self.directory, with_files)]
+            return limited(look, self._config.save_timeout_seconds, "the listing")
         except StorageError:
             raise
         except Exception as error:
