@@ -138,7 +138,7 @@ def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 def batches_with_a_stop(items, size):
     for number, batch in enumerate(batches(items, size)):
-        if number == 2:
+        if number == {"first arrays": 0, "later arrays": 2}[moment]:
             stop()
         yield batch
 def merge_after_a_stop(*arguments):
@@ -148,7 +148,7 @@ def write_after_a_stop(path, content):
     if path.name == manifest.FILE:
         stop()
     write(path, content)
-if moment == "arrays":
+if "arrays" in moment:
     arrays._batches = batches_with_a_stop
 if moment == "merge":
     arrays.merge = merge_after_a_stop
@@ -173,7 +173,8 @@ with lease.held("gs://bucket/run") as held:
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param("arrays", marks=pytest.mark.slow),
+        pytest.param("first arrays", marks=pytest.mark.slow),
+        pytest.param("later arrays", marks=pytest.mark.night),
         pytest.param("merge", marks=pytest.mark.night),
         pytest.param("commit", marks=pytest.mark.night),
     ],
@@ -186,8 +187,7 @@ def test_who_is_stopped_while_it_writes_a_step_leaves_its_successor_s_whole(mome
         def started(moment: str, seed: int) -> subprocess.Popen[str]:
             command = [sys.executable, "-c", STOPPED, moment, str(seed)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            program = subprocess.Popen(command, cwd=ROOT, env=variables, text=True, **pipes)
-            programs.callback(program.wait)
+            program = programs.enter_context(subprocess.Popen(command, cwd=ROOT, env=variables, text=True, **pipes))
             programs.callback(program.kill)
             return program
 

@@ -322,11 +322,95 @@ def test_a_step_that_is_there_already_is_replaced(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, restored.state, states.state(21))
 
 
+# Commits a step over one of the same number, in a process that is killed before its first change of a file or name, and
+# in one that is killed before its second, and so on. Prints which of the two a new start finds each time.
+REPLACING = """
+import os, shutil, signal, sys
+from etils import epath
+from limba.formats import limba_checkpoint
+from limba.storage import manifest
+from limba.training.checkpoints import step_directory
+old, new, run = map(epath.Path, sys.argv[1:])
+CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree")
+def commit(attempt, killed_at):
+    changes = 0
+    def before(event, arguments):
+        nonlocal changes
+        is_written = event == "open" and str(run) in str(arguments[0]) and arguments[1] != "r"
+        if event in CHANGES or is_written:
+            changes += 1
+            if changes == killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    listed = (attempt.path / manifest.FILE).read_text()
+    sys.addaudithook(before)
+    step_directory._commit(attempt, listed, lambda: None)
+    os._exit(0)
+killed_at, status = 0, 1
+while status:
+    killed_at += 1
+    if run.exists():
+        run.rmtree()
+    run.mkdir()
+    attempt = step_directory.new_attempt(run, 10)
+    shutil.copytree(old, run / "10")
+    shutil.copytree(new, attempt.path)
+    process = os.fork()
+    if process == 0:
+        commit(attempt, killed_at)
+    _, status = os.waitpid(process, 0)
+    step_directory.restore_replaced(run)
+    step_directory.clear_unfinished(run)
+    (step,) = limba_checkpoint.steps_in(run).values()
+    assert [path.name for path in run.iterdir()] == ["10"] and manifest.check(step) == []
+    text = (step / manifest.FILE).read_text()
+    print("old" if text == (old / manifest.FILE).read_text() else "new", flush=True)
+"""
+
+
+def test_of_a_step_and_the_one_that_replaces_it_a_kill_leaves_one(tmp_path: Path) -> None:
+    states.save(tmp_path / "old", 10)
+    states.save(tmp_path / "new", 10)
+    steps = [str(tmp_path / name / "checkpoints" / "10") for name in ("old", "new")]
+    command = [sys.executable, "-W", "ignore", "-c", REPLACING, *steps, str(tmp_path / "run")]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = ended.stdout.split()
+    assert len(found) > 10 and found == sorted(found, reverse=True) and set(found) == {"old", "new"}, found
+
+
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
     """A link in a circle, as an example of what `is_dir` takes for no folder: the run began at step 0."""
     (tmp_path / "checkpoints").symlink_to("checkpoints")
     with pytest.raises(StorageError, match=r"checkpoints cannot be listed \(Too many levels of symbolic links\)"):
         opened(tmp_path)
+
+
+def test_a_storage_that_does_not_answer_when_it_is_listed_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mount whose server is away: the start hung, and so did a resumed run."""
+    states.save(tmp_path, 10)
+    may_end = threading.Event()
+    steps_in = limba_checkpoint.steps_in
+
+    def silent(*arguments: object) -> dict[int, object]:
+        may_end.wait()
+        return steps_in(*arguments)
+
+    sentence = r"^\S+/checkpoints cannot be listed \(the listing has not ended after 0 s\); fix that, and try again\.$"
+    with opened(tmp_path, save_timeout_seconds=0.3) as checkpoints:
+        for where in (step_directory, limba_checkpoint):
+            with monkeypatch.context() as patched:
+                name = "clear_unfinished" if where is step_directory else "steps_in"
+                patched.setattr(where, name, silent)
+                with pytest.raises(StorageError, match=sentence):
+                    opened(tmp_path, save_timeout_seconds=0.3)
+        monkeypatch.setattr(limba_checkpoint, "steps_in", silent)
+        with pytest.raises(StorageError, match=sentence):
+            checkpoints.restore_latest(states.abstract())
+        with pytest.raises(StorageError, match=sentence):
+            checkpoints.check_space(states.abstract())
+        may_end.set()
 
 
 def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
@@ -336,8 +420,10 @@ def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
         (directory / name / "state").mkdir(parents=True)
         (directory / name / "state" / "half").write_text("half")
     (directory / "7.broken").mkdir()
+    (directory / "10").rename(directory / "10.replaced")  # killed before another step 10 had the name
     with opened(tmp_path) as checkpoints:
         assert checkpoints.steps() == [10]
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 10)
     assert sorted(path.name for path in directory.iterdir()) == ["10", "7.broken"]
 
 
