@@ -288,14 +288,16 @@ class Checkpoints:
         self, step: int, path: epath.Path, abstract: TrainState, unpack: Unpack | None
     ) -> tuple[Restored | None, str]:
         """Returns (the checkpoint, "") or (None, what is damaged), as all processes together find."""
-        how, part = self._config.verify, (jax.process_index(), jax.process_count())
-        with waiting(f"checking the files of {path}", shows=part[0] == 0):
-            found, reason = self._judged(path, lambda: limba_checkpoint.damage(path, how, part))
-        if found is None or reason:
+        is_first = jax.process_index() == 0
+        part = (jax.process_index(), jax.process_count())
+        with waiting(f"checking the files of {path}", shows=is_first):
+            damages, reason = self._judged(path, lambda: limba_checkpoint.damage(path, self._config.verify, part))
+        if damages is None:
             return None, reason
-        if reason := next((sentences[0] for sentences in found if sentences), ""):
-            return None, reason
-        kept: list[Restored] = []
+        for sentences in damages:  # of each process, about its part of the files
+            if sentences:
+                return None, sentences[0]
+        read_ones: list[Restored] = []
 
         def read() -> None:
             check_arrays(path, abstract, RESUME_ADVICE)
@@ -303,11 +305,14 @@ class Checkpoints:
             positions = self._positions(data, path)
             if unpack is not None:
                 unpack(positions)
-            kept.append(Restored(arrays.read_arrays(path / "state", abstract), positions, data.get("notes", {})))
+            state = arrays.read_arrays(path / "state", abstract)
+            read_ones.append(Restored(state, positions, data.get("notes", {})))
 
-        with waiting(f"restoring {path}", shows=part[0] == 0):
+        with waiting(f"restoring {path}", shows=is_first):
             _, reason = self._judged(path, read)
-        return (None, reason) if reason else (kept[0], "")
+        if reason:
+            return None, reason
+        return read_ones[0], ""
 
     def _note_unchecked(self, path: epath.Path) -> None:
         """Says what the check of a checkpoint could not find."""
@@ -323,15 +328,21 @@ class Checkpoints:
 
         Raises InputError if the checkpoint is another run's, StorageError if the storage fails at the moment.
         """
-        kind, text, own, caught = "", "", None, InputError()
+        kind = ""
+        text = ""
+        result = None
+        caught = InputError()
         try:
-            own = limited(lambda: twice(call), self._config.save_timeout_seconds, f"reading {path}")
+            result = limited(lambda: twice(call), self._config.save_timeout_seconds, f"reading {path}")
         except InputError as error:
-            kind, text, caught = "input", str(error), error
+            kind = "input"
+            text = str(error)
+            caught = error
         except Exception as error:  # whatever a damaged file makes of its reader is damage
-            kind, text = "storage" if is_passing(error) else "damage", short_reason(error, str(path))
+            kind = "storage" if is_passing(error) else "damage"
+            text = short_reason(error, str(path))
             logger.debug("A checkpoint cannot be read:", exc_info=True)
-        outcomes = [json.loads(each) for each in self._shared(json.dumps([kind, text, own]))]
+        outcomes = [json.loads(outcome) for outcome in self._shared(json.dumps([kind, text, result]))]
         for wanted in ("storage", "input", "damage"):
             for index, (kind_there, sentence, _) in enumerate(outcomes):
                 if kind_there != wanted:
@@ -411,7 +422,9 @@ def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.Da
 
 def _stages_in(positions: Positions) -> Mapping[str, object]:
     """Returns what the first data position says of the stages of its run; {} for a run without."""
-    return next((each.get("stage", {}) for each in positions.values()), {})
+    for position in positions.values():
+        return position.get("stage", {})
+    return {}
 
 
 def _data_of(data: DataConfig, step: int) -> DataConfig:

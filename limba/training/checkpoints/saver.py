@@ -314,8 +314,8 @@ class Saver:
             logger.debug("A save has failed:", exc_info=True)
             failure = short_reason(error)
         try:
-            place = f"{self._name}/{self._serial}/{self._num_attempts}.{name}"
-            answers = gather_texts(place, json.dumps([sentence, failure, result]), left + GRACE_SECONDS)
+            exchange = f"{self._name}/{self._serial}/{self._num_attempts}.{name}"
+            answers = gather_texts(exchange, json.dumps([sentence, failure, result]), left + GRACE_SECONDS)
         except Exception as error:
             if sentence:
                 raise RestartError(sentence) from error

@@ -15,13 +15,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from limba.config import CheckpointConfig, RestartError, StorageError
 from limba.formats import limba_checkpoint
 from limba.sharding import preemption
 from limba.storage import lease, manifest
 from limba.training.checkpoints import arrays, saver, step_directory
-from limba.training.checkpoints.directory import Checkpoints
+from limba.training.checkpoints.directory import Checkpoints, position_item
 from tests.training.checkpoints import states
 from tests.waiting import wait_until
 
@@ -471,6 +472,33 @@ def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["6"]
     with opened(tmp_path) as checkpoints:
         states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
+
+
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_two_attempts_at_one_step_do_not_mix(in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a process that stood still, and goes on at each moment, and of its successor, which saves the same step."""
+    if in_bucket:
+        monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
+    late, good = (step_directory.new_attempt(epath.Path(tmp_path) / "checkpoints", 20) for _ in range(2))
+    late_arrays, good_arrays = (arrays.take_snapshot(states.state(seed)) for seed in (7, 20))
+    data = {**position_item(states.DATA, {0: {"about": {}, "batch": 20}}), "notes": {"step": 20}}
+    step_directory.open_step(late, 0)
+    step_directory.write_own_arrays(late, late_arrays)
+    step_directory.open_step(good, 0)
+    step_directory.write_own_arrays(late, late_arrays)
+    known = step_directory.write_own_arrays(good, good_arrays)
+    late_known = step_directory.write_own_arrays(late, late_arrays)
+    step_directory.commit_step(good, data, known, lambda: None)
+    step_directory.write_own_arrays(late, late_arrays)
+    if in_bucket:  # elsewhere the lease is asked, and a rename is all that is left to do
+        with pytest.raises(FileExistsError, match=r"^another process has written \S+/20/state/manifest\.ocdbt$"):
+            step_directory.commit_step(late, data, late_known, lambda: None)
+    step_directory.clear_step(late)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["20"]
+    assert not list((tmp_path / "checkpoints").rglob(f"*{late.name}*"))
+    monkeypatch.undo()
+    with opened(tmp_path) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
 
 
 @pytest.mark.parametrize("in_bucket", [False, True])
