@@ -91,6 +91,9 @@ def _train(
     check_lease: Callable[[], None],
     may_commit: Callable[[], None],
 ) -> Mapping[str, object]:
+    # Opened first, since what an interrupted save has left is put right by that: the newest says how rows are dealt.
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease, may_commit)
+
     # What is read, how its rows are dealt to the steps, and where that lets the run end.
     with together():
         skipped_batches = SkippedBatches(config)  # the batches that the guard passes over
@@ -112,7 +115,6 @@ def _train(
     # Where it begins: resumed, initialized from an existing checkpoint, or new. The guard may go back there.
     sharding = batch_sharding(mesh)
     shards = placement.shards_of_this_process(sharding, config.data)
-    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease, may_commit)
     open_stream = functools.partial(open_stages, plan.stages, lengths, shards)
     new_state = functools.partial(first_state, config, model, optimizer, abstract)
     history = History(config.model_dir)

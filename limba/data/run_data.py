@@ -14,6 +14,7 @@ from limba.config import DataConfig
 from limba.data import bridge, user_code
 from limba.data.dataset import TEXT, Dataset, Elements
 from limba.data.deal import has_row_per_document
+from limba.data.draws import Draws
 from limba.data.objectives.choice import derive_lengths, examples_of, with_noise
 from limba.data.objectives.supervised import begin_of, is_supervised, text_of, truncation_report
 from limba.data.objectives.token_blocks import unwrapped
@@ -112,7 +113,7 @@ def _examples(part: Task, lengths: Mapping[str, int], config: DataConfig) -> Dat
     """Returns the validation split's examples, once and in order."""
     split = config.validation_split
     for source in unit_sources(part).values():
-        return examples_of(part, lengths, source.documents(split, shuffle=False, num_epochs=1), SEED)
+        return examples_of(part, lengths, source.documents(split, shuffle=False, num_epochs=1), Draws(SEED))
     return _of_seqio(part, lengths, split, SEED)
 
 
@@ -138,7 +139,7 @@ def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, c
                     name: len(vocabulary.encode(text_of(example, name, vocabulary))) + around[name]
                     for name, vocabulary in vocabularies.items()
                 }
-                for example in itertools.islice(examples_of(part, lengths, documents, SEED), count)
+                for example in itertools.islice(examples_of(part, lengths, documents, Draws(SEED)), count)
             ]
             if sizes:
                 longest = {name: max(size[name] for size in sizes) for name in vocabularies}
@@ -214,7 +215,7 @@ class RunData:
         (part,) = self.parts
         if isinstance(part.source, UnitSource):
             elements = Elements(part.source.elements(documents), dict.fromkeys(part.source.keys, TEXT))
-            dataset = examples_of(part, lengths, elements, seed)
+            dataset = examples_of(part, lengths, elements, Draws(seed))
         else:
             dataset = _of_seqio(part, lengths, split, seed)
         names = [name for name in FEATURES if name in dataset.spec]

@@ -107,9 +107,13 @@ def check(text: str) -> None:
         raise InputError(str(extras.sentence(f"The address {address[0]}", ImportError(name="gcsfs"))))
     if address is None or any(os.environ.get(name) for name in PROXIES):
         return
-    chosen = [os.environ.get(name) for name in ADDRESSES]
-    place = next((each for each in chosen if each and each != "default"), "https://storage.googleapis.com")
-    _, host, port = place_of(place if "://" in place else f"http://{place}")
+    server = "https://storage.googleapis.com"
+    for name in ADDRESSES:
+        chosen = os.environ.get(name)
+        if chosen and chosen != "default":
+            server = chosen if "://" in chosen else f"http://{chosen}"
+            break
+    _, host, port = place_of(server)
     try:
         _connect(host, port, SECONDS)
     except OSError as error:
@@ -145,7 +149,8 @@ def place_of(address: str) -> tuple[str, str, int]:
     """
     try:
         parts = urlsplit(address)
-        return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        usual_port = 443 if parts.scheme == "https" else 80
+        return parts.scheme, parts.hostname or "", parts.port or usual_port
     except ValueError:  # no port, or no brackets
         return "", "", 80
 

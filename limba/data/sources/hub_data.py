@@ -138,9 +138,7 @@ class HubSource(UnitSource):
 
     def pinned(self, revision: str) -> HubSource:
         """Returns this data set at this commit."""
-        source = self._at(revision=revision)
-        source.read_by(self._policy)
-        return source
+        return self._at(revision=revision).read_by(self._policy)
 
     def _hub_files(self) -> Mapping[str, Sequence[str]]:
         path = self.path

@@ -24,13 +24,17 @@ from limba.data.sources.remote import PATIENT, ReadError, ReadPolicy, in_place, 
 from limba.data.sources.table_rows import table_texts
 
 CHUNK_BYTES = 1 << 18
+LEAST_CHUNK_BYTES = 1 << 14
+BYTES_OF_ALL_TASKS = 1 << 22  # of one chunk of each task of a mixture, about
 CHUNK_DOCUMENTS = 4096
 
 
 def read_chunks(
     unit: Unit, column: str | Sequence[str], policy: ReadPolicy = PATIENT, footers: Footers = read_footer
 ) -> Iterator[list[bytes]]:
-    """Yields the unit's documents as UTF-8 in lists of about 256 KiB; blank ones are left out, but for a policy.
+    """Yields the unit's documents as UTF-8 in lists of about 256 KiB, of less in a mixture of many tasks.
+
+    Blank ones are left out, but for a policy.
 
     A document of several columns has their texts in order with FIELD_SEPARATOR between them; rows with an empty text
     are skipped.
@@ -59,8 +63,14 @@ def read_chunks(
             yield from in_chunks(rows, policy)
 
 
+def chunk_bytes(num_tasks: int) -> int:
+    """Returns the size of a chunk, about, where so many tasks are read side by side."""
+    return min(CHUNK_BYTES, max(LEAST_CHUNK_BYTES, BYTES_OF_ALL_TASKS // num_tasks))
+
+
 def in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes]]:
-    """Yields lists of the documents that are not blank, about 256 KiB each; the last one is shorter."""
+    """Yields lists of the documents that are not blank, of `chunk_bytes` about; the last one is shorter."""
+    enough = chunk_bytes(policy.num_tasks)
     chunk = []
     size = 0
     try:
@@ -68,7 +78,7 @@ def in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes]
             if policy.keep_blank or (row and not row.isspace()):
                 chunk.append(row)
                 size += len(row)
-            if size >= CHUNK_BYTES or len(chunk) >= CHUNK_DOCUMENTS:
+            if size >= enough or len(chunk) >= CHUNK_DOCUMENTS:
                 yield chunk
                 chunk = []
                 size = 0

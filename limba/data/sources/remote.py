@@ -109,6 +109,7 @@ class ReadPolicy:
     attempts: int = 6
     on_failure: str = "stop"
     keep_blank: bool = False  # True: also the rows without text, to count them
+    num_tasks: int = 1  # of the mixture: where many are read side by side, less of each is held
 
 
 PATIENT = ReadPolicy()

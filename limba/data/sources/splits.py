@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -9,18 +10,60 @@ import itertools
 import logging
 import re
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
 from limba.config import ConfigError, InputError
 from limba.data.sources import columns, listing, readers, remote
 from limba.data.sources.failures import UnitError
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
-from limba.data.sources.order import Counts, fewer_shards, shard_of_row
+from limba.data.sources.order import Counts, fewer_shards, open_units, shard_of_row
 from limba.data.sources.parquet import TOKENS, read_footer
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
 logger = logging.getLogger(__name__)
+
+
+class _OpenUnits:
+    """The units that are open before a chunk, of all sources of this process: the oldest are closed first."""
+
+    MOST = 512
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._open: OrderedDict[tuple[int, listing.Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
+
+    def new_owner(self) -> int:
+        return next(self._numbers)
+
+    def take(self, owner: int, unit: listing.Unit, chunk: int) -> Iterator[list[bytes]] | None:
+        """Returns a reader of the unit whose next chunk is this one; None if none is open."""
+        key = (owner, unit, chunk)
+        with self._lock:
+            waiting = self._open.get(key)
+            if waiting is None:
+                return None
+            reader = waiting.pop()
+            if not waiting:
+                del self._open[key]
+            return reader
+
+    def put(self, owner: int, unit: listing.Unit, chunk: int, reader: Iterator[list[bytes]]) -> None:
+        with self._lock:
+            self._open.setdefault((owner, unit, chunk), []).append(reader)
+            if len(self._open) > self.MOST:
+                self._open.popitem(last=False)  # its generator closes the file
+
+    def close_of(self, owner: int) -> None:
+        with self._lock:
+            for key in [key for key in self._open if key[0] == owner]:
+                del self._open[key]
+
+
+_OPEN = _OpenUnits()
 
 
 class ChunkReader:
@@ -34,7 +77,7 @@ class ChunkReader:
     documents.
     """
 
-    MOST_OPEN, MOST_CACHED, MOST_FOOTERS = 512, 64, 512
+    CACHED_OF_A_UNIT, MOST_FOOTERS = 4, 512
 
     def __init__(
         self,
@@ -45,8 +88,11 @@ class ChunkReader:
         self.footers = functools.lru_cache(self.MOST_FOOTERS)(read_footer)
         self._policy = policy
         self._read = read or (lambda unit: readers.read_chunks(unit, column, policy, self.footers))
+        self._owner = _OPEN.new_owner()
+        weakref.finalize(self, _OPEN.close_of, self._owner)
+        # Shards that divide the documents of a unit read each chunk at about the same time.
+        self._most_cached = self.CACHED_OF_A_UNIT * open_units(policy.num_tasks)
         self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[listing.Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
         self._cache: OrderedDict[tuple[listing.Unit, int], list[bytes] | None] = OrderedDict()
         self._ends: dict[
             listing.Unit, tuple[int, str]
@@ -66,10 +112,7 @@ class ChunkReader:
                 return self._cache[key]
             if unit in self._ends and chunk >= self._ends[unit][0]:
                 return None
-            waiting = self._open.get(key)
-            reader = waiting.pop() if waiting else None
-            if waiting == []:
-                del self._open[key]
+        reader = _OPEN.take(self._owner, unit, chunk)
         failure = None
         try:
             if reader is None:
@@ -85,12 +128,10 @@ class ChunkReader:
             if failure is not None:
                 self._skip(unit, chunk, str(failure))
             self._cache[key] = documents
-            if len(self._cache) > self.MOST_CACHED:
+            if len(self._cache) > self._most_cached:
                 self._cache.popitem(last=False)
-            if documents is not None and reader is not None:
-                self._open.setdefault((unit, chunk + 1), []).append(reader)
-            if len(self._open) > self.MOST_OPEN:
-                self._open.popitem(last=False)  # its generator closes the file
+        if documents is not None and reader is not None:
+            _OPEN.put(self._owner, unit, chunk + 1, reader)
         return documents
 
     def _skip(self, unit: listing.Unit, chunk: int, reason: str) -> None:
@@ -143,16 +184,27 @@ class Splits:
         self._resolve = resolve
         self.column = column
         self._validation_percent = validation_percent
-        self.read_by(ReadPolicy())
+        self._policy = ReadPolicy()
         self._lock, self._marks_lock = threading.RLock(), threading.Lock()
         self._files: dict[tuple[str, ...], list[File]] = {}
         self._units: dict[tuple[str, ...], list[listing.Unit]] = {}
         self._marks: dict[tuple[tuple[str, ...], int], list[Mark]] = {}
 
-    def read_by(self, policy: ReadPolicy) -> None:
-        """Sets the policy for failed reads; call it before anything is read."""
-        self._policy = policy
-        self._read = ChunkReader(self.columns, policy)
+    def read_by(self, policy: ReadPolicy) -> Self:
+        """Returns this source with another policy."""
+        found = copy.copy(self)
+        found._policy = policy
+        found.__dict__.pop("_read", None)
+        return found
+
+    @functools.cached_property
+    def _read(self) -> ChunkReader:
+        return ChunkReader(self.columns, self._policy)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of tasks of the mixture in which this source is read."""
+        return self._policy.num_tasks
 
     @property
     def columns(self) -> tuple[str, ...]:

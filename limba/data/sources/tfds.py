@@ -60,9 +60,9 @@ class TfdsSource(UnitSource):
             rewrite,
         )
 
-    def read_by(self, policy: ReadPolicy) -> None:
-        self._policy = policy
-        self._read = ChunkReader(self.columns, policy, self._chunks)
+    @functools.cached_property
+    def _read(self) -> ChunkReader:
+        return ChunkReader(self.columns, self._policy, self._chunks)
 
     @functools.cached_property
     def builder(self) -> Any:
