@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from limba.data.registry import Mixture as Mixture
     from limba.data.registry import Task as Task
     from limba.data.run_data import RunData as RunData
-    from limba.data.sources.readers import records as records
-    from limba.data.sources.readers import text_lines as text_lines
+    from limba.data.sources.lines import text_lines as text_lines
+    from limba.data.sources.records import records as records
     from limba.data.sources.units import UnitSource as UnitSource
     from limba.data.task_modules import all_names as task_modules  # noqa: F401
     from limba.data.task_modules import import_tasks as import_tasks
@@ -90,9 +90,9 @@ NAMES = {  # name: where it is defined
     # a source of documents in files: its units, and their texts in order
     "UnitSource": "limba.data.sources.units.UnitSource",
     # the rows of a file of JSON, csv, tsv or parquet, as training reads them
-    "records": "limba.data.sources.readers.records",
+    "records": "limba.data.sources.records.records",
     # the lines of an open file of text, as training reads them
-    "text_lines": "limba.data.sources.readers.text_lines",
+    "text_lines": "limba.data.sources.lines.text_lines",
     # the source of files, or of a data set of the hub
     "source_of_files": "limba.data.tasks.source_of_files",
     # the texts of a source: a sample, and whether there is any

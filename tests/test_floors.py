@@ -29,7 +29,7 @@ FLOORS = {
     **dict.fromkeys(("api", "tools"), 6),
 }
 IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a module counts
-    **{"philox": -4, "draws": -3, "dataset": -2, "vocabulary.files": -2},
+    **{"draws": -3, "dataset": -2, "vocabulary.files": -2},
     **{"vocabulary.vocabularies": -1, "user_code": -1},
     **dict.fromkeys(("sources", "task_modules", "registry"), 0),
     **{"vocabulary": 1, "packing": 2, "bridge": 2, "objectives": 3},

@@ -113,7 +113,7 @@ class DataConfig:
     train_split: str = "train"  # split that is trained on
     validation_split: str = "validation"  # split that is evaluated
     shuffle: bool = True  # False: documents in the order of the files
-    shuffle_buffer: NonNegativeInt = 0  # rows per shard, shuffled again and saved in its data position (1 kB a row)
+    shuffle_buffer: NonNegativeInt = 0  # rows of a window of each shard, which are shuffled again
     cache_dir: str | None = None  # folder of task caches, written by seqio_cache_tasks
     seed: Seed = 0  # of the order of documents, and of masks
     num_epochs: PositiveInt | None = None  # passes over the corpora, after which the run ends; None: no limit

@@ -10,13 +10,12 @@ import abc
 import functools
 import importlib
 import itertools
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from limba.data import draws
+from limba.data.draws import Draws, Purpose, Words
 
 # An element is {feature: value}: text is bytes, tokens are int32 [n]. Between two operations it may be anything else.
 T = TypeVar("T")
@@ -25,7 +24,15 @@ Place = Any  # JSON; None: the beginning
 Step = Callable[..., Any]  # a preprocessor: (data set, …) -> data set
 Vector = Mapping[str, np.ndarray]  # an element with one feature, a vector of tokens
 
-DRAWN = 1024  # random numbers at once: a call costs as much as hundreds of them
+CHOICES = 1024  # of a mixture that are drawn at once
+ROWS_PER_BLOCK = 32  # that are made at once
+FEWER_ROWS = 8  # the same in a mixture of more than MANY_TASKS, since each task and shard holds a block
+MANY_TASKS = 16
+
+
+def rows_per_block(num_tasks: int) -> int:
+    """Returns the rows that a step makes at once, in a mixture of so many tasks."""
+    return ROWS_PER_BLOCK if num_tasks <= MANY_TASKS else FEWER_ROWS
 
 
 class Spec(NamedTuple):
@@ -70,18 +77,15 @@ class Item(NamedTuple, Generic[T]):
 class Dataset(abc.ABC, Generic[T]):
     """A finite or endless sequence of elements; iterating over it gives their values from the beginning on.
 
-    `spec` says the features of an element. `next_seed` is the seed of the next step that draws random numbers: as
-    seqio's preprocessors do, each takes two numbers. None draws others in each run; a function returns the pairs of
-    seeds itself. `cardinality` is the number of elements, as tf.data's: None where it is not known beforehand.
+    `spec` says the features of an element. `cardinality` is the number of elements, as tf.data's: None where it is not
+    known beforehand. `draws` are those of the next step that draws random numbers, and `rows_per_block` is the number
+    of rows that a step makes at once.
     """
 
-    def __init__(
-        self,
-        spec: Mapping[str, Spec],
-        next_seed: int | Callable[[], draws.Pairs] | None = None,
-        cardinality: int | None = None,
-    ):
-        self.spec, self.next_seed, self.cardinality = dict(spec), next_seed, cardinality
+    def __init__(self, spec: Mapping[str, Spec], cardinality: int | None = None):
+        self.spec, self.cardinality = dict(spec), cardinality
+        self.draws = Draws(seed=0)
+        self.rows_per_block = rows_per_block(num_tasks=1)
 
     @abc.abstractmethod
     def read(self, place: Place = None) -> Iterator[Item[T]]:
@@ -90,15 +94,15 @@ class Dataset(abc.ABC, Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return (item.value for item in self.read())
 
-    def take_draws(self, seeds_per_block: int = 1) -> Callable[[int], draws.Words]:
-        """Returns the random numbers of a step that draws: number of a block -> its numbers."""
-        if callable(self.next_seed):
-            pairs = self.next_seed()
-        else:
-            seed = random.randrange(2**31) if self.next_seed is None else self.next_seed
-            self.next_seed = seed + 2
-            pairs = functools.partial(draws.pairs_of, seed)
-        return lambda number: draws.Words(pairs(seeds_per_block * number, seeds_per_block))
+    def take_draws(self) -> Draws:
+        """Returns the draws of a step; the next one gets others."""
+        taken = self.draws
+        self.draws = taken.next_step()
+        return taken
+
+    def take_words(self) -> Callable[[int], Words]:
+        """Returns the random numbers of a step that makes blocks of rows: number of a block -> its words."""
+        return functools.partial(self.take_draws().words, Purpose.ROWS)
 
     def map(self, function: Callable[[T], U], spec: Mapping[str, Spec] | None = None) -> Dataset[U]:
         """Returns a data set of the function's results."""
@@ -150,24 +154,25 @@ class Dataset(abc.ABC, Generic[T]):
 
         return _FlatMapped(self, parts, spec)
 
-    def shuffle(self, size: int, seed: int) -> Dataset[T]:
-        """Returns the elements in the order of tf.data's `shuffle`, by a buffer of this size."""
-        return _Shuffled(self, size, seed)
+    def shuffle(self, size: int, draws: Draws) -> Dataset[T]:
+        """Returns the elements in random order inside windows of this size."""
+        return _Shuffled(self, size, draws)
 
 
 class Derived(Dataset[U], Generic[T, U]):
     """A data set made from another one."""
 
     def __init__(self, parent: Dataset[T], spec: Mapping[str, Spec] | None = None, cardinality: int | None = None):
-        super().__init__(parent.spec if spec is None else spec, parent.next_seed, cardinality)
+        super().__init__(parent.spec if spec is None else spec, cardinality)
+        self.draws, self.rows_per_block = parent.draws, parent.rows_per_block
         self._parent = parent
 
 
 class Elements(Dataset[T]):
     """A data set of some elements, whose documents are unknown."""
 
-    def __init__(self, elements: Sequence[T], spec: Mapping[str, Spec], next_seed: int | None = None):
-        super().__init__(spec, next_seed, len(elements))
+    def __init__(self, elements: Sequence[T], spec: Mapping[str, Spec]):
+        super().__init__(spec, len(elements))
         self._elements = elements
 
     def read(self, place: Place = None) -> Iterator[Item[T]]:
@@ -176,17 +181,22 @@ class Elements(Dataset[T]):
 
 
 class Mixed(Dataset[T]):
-    """Elements of several data sets, chosen by their rates as tf.data's `sample_from_datasets` does.
+    """Elements of several data sets, each chosen by its rate; where one has ended, another is chosen.
 
     A data set is opened when its first element is due. Its number is the task of its elements.
     """
 
-    def __init__(self, datasets: Sequence[Dataset[T]], rates: Sequence[float], seed: int):
+    def __init__(self, datasets: Sequence[Dataset[T]], rates: Sequence[float], draws: Draws):
         super().__init__(datasets[0].spec)
         self._chosen = [number for number, rate in enumerate(rates) if rate > 0]
         self._datasets = [datasets[number] for number in self._chosen]
-        weights = [rates[number] for number in self._chosen]
-        self._choice = _in_blocks(lambda start: draws.choices(seed, weights, start, DRAWN))
+        self._ends = np.cumsum([rates[number] for number in self._chosen], dtype=np.float64)
+        self._draws = draws
+
+    def _choices(self, group: int) -> list[int]:
+        """Returns the numbers of the data sets of CHOICES elements in a row."""
+        drawn = self._draws.words(Purpose.MIXTURE, group).uniform64(CHOICES)
+        return np.searchsorted(self._ends[:-1], drawn * self._ends[-1], side="right").tolist()
 
     def read(self, place: Place = None) -> Iterator[Item[T]]:
         """Yields the elements; a place has the number of the next choice, what has ended, and a place of each part."""
@@ -194,9 +204,12 @@ class Mixed(Dataset[T]):
         begun = place or {"number": 0, "ended": [], "parts": [None] * count}
         number, ended, places = begun["number"], set(begun["ended"]), list(begun["parts"])
         readings: list[Iterator[Item[T]] | None] = [None] * count
+        choices = self._choices(number // CHOICES)
         while len(ended) < count:
-            choice = self._choice(number) if count > 1 else 0
+            choice = choices[number % CHOICES]
             number += 1
+            if number % CHOICES == 0:
+                choices = self._choices(number // CHOICES)
             if choice in ended:
                 continue
             reading = readings[choice]
@@ -324,32 +337,36 @@ class _Blocks(Derived[Any, Vector]):
 
 
 class _Shuffled(Derived[T, T]):
-    """A place counts what was given: from there a data set is read again from its beginning."""
+    """Gives window after window, each in random order.
 
-    def __init__(self, parent: Dataset[T], size: int, seed: int):
+    A row of the following window is read for each that is given, so there are as many rows in memory as in one window,
+    and none is waited for after the first. A place has that before the window: its rows are made again.
+    """
+
+    def __init__(self, parent: Dataset[T], size: int, draws: Draws):
         super().__init__(parent)
-        self._draw = _in_blocks(draws.of_shuffle(seed, DRAWN))
-        self._size = size
+        self._size, self._draws = size, draws
 
     def read(self, place: Place = None) -> Iterator[Item[T]]:
-        return itertools.islice(self._all(), place["given"] if place else 0, None)
-
-    def _all(self) -> Iterator[Item[T]]:
-        items = self._parent.read()
-        waiting: list[Any] = list(itertools.islice(items, self._size))
-        size = len(waiting)  # of the ring
-        start = 0  # elements given
-        end = size  # elements read
-        while start < end:
-            chosen = (start + self._draw(start) % (end - start)) % size
-            item = waiting[chosen]
-            waiting[chosen] = waiting[start % size]
-            start += 1
-            following = next(items, None)
-            if following is not None:
-                waiting[end % size] = following
-                end += 1
-            yield item._replace(place={"given": start})
+        begun = place or {"before": None, "window": 0, "given": 0}
+        before, number, given = begun["before"], begun["window"], begun["given"]
+        items = self._parent.read(before)
+        window = list(itertools.islice(items, self._size))
+        while window:
+            after = window[-1].place  # the place before the following window
+            order = self._draws.words(Purpose.SHUFFLE, number).permutation(len(window))
+            waiting = [window[chosen] for chosen in order[given:].tolist()]
+            waiting.reverse()
+            window = list(itertools.islice(items, given))  # the following one
+            while waiting:
+                item = waiting.pop()
+                window += itertools.islice(items, 1)
+                given += 1
+                place = {"before": before, "window": number, "given": given}
+                if not waiting:
+                    place = {"before": after, "window": number + 1, "given": 0}
+                yield item._replace(place=place)
+            before, number, given = after, number + 1, 0
 
 
 def _groups(items: Iterator[T], size: int) -> Iterator[list[T]]:
@@ -392,12 +409,6 @@ def _documents_of_parts(ends: np.ndarray, stops: Sequence[int], start: int = 0) 
         # Documents that end together are those of which no end is known: all of them.
         lasts = np.searchsorted(ends, ends[np.minimum(lasts, len(ends) - 1)], side="right") - 1
     return [slice(first, last + 1) for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
-
-
-def _in_blocks(drawn: Callable[[int], np.ndarray]) -> Callable[[int], int]:
-    """Returns number -> its random number, where `drawn` returns DRAWN of them from one on."""
-    block = functools.lru_cache(maxsize=1)(lambda number: drawn(DRAWN * number).tolist())
-    return lambda number: block(number // DRAWN)[number % DRAWN]
 
 
 def preprocessor(function: Step) -> Step:

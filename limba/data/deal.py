@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from limba.config import ConfigError, DataConfig
 from limba.data.dataset import TEXT, Elements
+from limba.data.draws import Draws
 from limba.data.objectives.choice import examples_of
 from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Counts
@@ -125,7 +126,7 @@ def has_row_per_document(part: Task, lengths: Mapping[str, int]) -> bool:
     """Returns whether each document gives exactly one row: no preprocessor cuts, joins or filters."""
     keys = unit_sources(part)[part.name].keys
     documents = Elements([dict.fromkeys(keys, b"")] * TRIED, dict.fromkeys(keys, TEXT))
-    return examples_of(part, lengths, documents, seed=0).cardinality == TRIED
+    return examples_of(part, lengths, documents, Draws(seed=0)).cardinality == TRIED
 
 
 def said(deal: Deal, config: DataConfig) -> Sequence[str]:

@@ -1,74 +1,111 @@
-"""The random numbers of the data: those of a block of rows, of a mixture's choices and of a shuffle.
+"""The random numbers of the data: numpy's Philox (Salmon et al. 2011), counted by purpose and number.
 
-What draws asks here, so it does not know the generator. Behind this stand TensorFlow's numbers (`philox.py`).
+Nothing else draws. A number follows from seed, name, purpose, shard and its own count alone, so it can be drawn again
+from any place, and needs nothing of what was drawn before. Which words are drawn, and in which order, is a format: a
+change is another order of the data (`stream/positions.py`).
+
+Only `random_raw` of numpy is used, whose stream is promised never to change; a Generator's methods are not (NEP 19).
 """
 
 from __future__ import annotations
 
+import enum
 import functools
-import itertools
-from collections.abc import Callable, Sequence
+import hashlib
+from typing import NamedTuple
 
 import numpy as np
 
-from limba.data import philox
+WORD = (1 << 64) - 1
+MOST_SORTED = 1 << 12  # keys that are sorted as 32 bits
 
-# (first block, number of blocks) -> a pair of seeds for each, int64 [n, 2]
-Pairs = Callable[[int, int], np.ndarray]
 
-SEEDS_AT_ONCE = 1024
+class Purpose(enum.IntEnum):
+    """What is drawn, and what its number counts."""
+
+    UNITS = 1  # the order of an epoch's units: 0
+    CHUNK = 2  # the order of a chunk's documents: unit and chunk
+    RECORDS = 3  # the keys of a permutation of records: 0
+    ROWS = 4  # what an objective hides or splits: the block of rows
+    MIXTURE = 5  # the tasks of examples: the group of examples
+    SHUFFLE = 6  # the order of a window: the window
+    SEQIO = 7  # the first seed of preprocessors in TensorFlow: 0; that of a source: 1
 
 
 class Words:
-    """The random numbers of one block, from pairs of seeds, int64 [S, 2]. They are drawn in a fixed order."""
+    """The random words of one number, drawn in a fixed order."""
 
-    def __init__(self, seeds: np.ndarray):
-        self._seeds = seeds
-        self._used = 0
+    def __init__(self, philox: np.random.Philox):
+        self._philox = philox
 
-    def _take(self, count: int) -> np.ndarray:
-        found = self._seeds[self._used : self._used + count]
-        self._used += count
-        return found
+    def raw(self, count: int) -> np.ndarray:
+        """Returns the next words, uint64 [count]."""
+        return self._philox.random_raw(count)
 
-    def uniform(self, *counts: int) -> list[np.ndarray]:
-        """Returns float32 [count] in [0, 1) for each count."""
-        seeds = [self._take(1) for _ in counts]
-        return [drawn[0] for drawn in philox.uniform(seeds, counts)]
+    def keys(self, *shape: int) -> np.ndarray:
+        """Returns uint32 of this shape: halves of words, the lower one first."""
+        count = int(np.prod(shape))
+        halves = self.raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")
+        return halves[:count].reshape(shape)
 
-    def uniform_rows(self, num_rows: int, *counts: int) -> list[np.ndarray]:
-        """Returns float32 [num_rows, count] in [0, 1) for each count."""
-        # As t5 draws them: each row has a seed, of which its preprocessors split theirs.
-        seeds = philox.split(self._take(num_rows), len(counts))
-        return philox.uniform([seeds[:, number] for number in range(len(counts))], counts)
+    def uniform(self, *shape: int) -> np.ndarray:
+        """Returns float32 of this shape in [0, 1)."""
+        return (self.keys(*shape) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
-    def split(self, sizes: Sequence[int]) -> list[Words]:
-        """Returns the numbers of each part of the block; a part draws at most `size` times."""
-        seeds = philox.split(self._take(1), sum(sizes))[0]
-        edges = np.cumsum([0, *sizes])
-        return [Words(seeds[start:stop]) for start, stop in itertools.pairwise(edges)]
+    def uniform64(self, count: int) -> np.ndarray:
+        """Returns float64 [count] in [0, 1)."""
+        return (self.raw(count) >> np.uint64(11)) * 2.0**-53
 
-
-def pairs_of(seed: int, start: int, count: int) -> np.ndarray:
-    """Returns the pairs int64 [count, 2] that two `tf.data.Dataset.random` give, of the seed and the next one."""
-    first = start // SEEDS_AT_ONCE
-    last = (start + count - 1) // SEEDS_AT_ONCE
-    blocks = [_block_of_pairs(seed, number) for number in range(first, last + 1)]
-    found = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    return found[start - SEEDS_AT_ONCE * first :][:count]
+    def permutation(self, size: int) -> np.ndarray:
+        """Returns a permutation of range(size), int64."""
+        return self.raw(size).argsort(kind="stable")
 
 
-@functools.lru_cache(maxsize=256)
-def _block_of_pairs(seed: int, number: int) -> np.ndarray:
-    return np.stack([philox.sequence(seed + side, SEEDS_AT_ONCE * number, SEEDS_AT_ONCE) for side in (0, 1)], 1)
+class Draws(NamedTuple):
+    """What random numbers depend on beside their purpose and number.
+
+    `name` is that of a task or mixture. `era` is an epoch for the order of documents; for all else it is the first
+    epoch of a pass over a changed corpus, and 0 before. `step` counts the steps of a task that draw.
+    """
+
+    seed: int
+    name: str = ""
+    shard: int = 0
+    era: int = 0
+    step: int = 0
+
+    def words(self, purpose: Purpose, number: int = 0) -> Words:
+        """Returns the random words of a number."""
+        key = np.array([self.seed & WORD, _key_of(self.name)], np.uint64)
+        kind = purpose << 48 | self.step << 32 | self.shard
+        # Philox counts its own blocks in the first word.
+        counter = np.array([0, number, kind, self.era], np.uint64)
+        return Words(np.random.Philox(key=key, counter=counter))
+
+    def seed_of_seqio(self, number: int = 0) -> int:
+        """Returns a seed for TensorFlow and seqio, of 31 bits."""
+        (word,) = self.words(Purpose.SEQIO, number).raw(1).tolist()
+        return word >> 33
+
+    def next_step(self) -> Draws:
+        """Returns what the next step that draws depends on."""
+        return self._replace(step=self.step + 1)
 
 
-def choices(seed: int, weights: Sequence[float], start: int, count: int) -> np.ndarray:
-    """Returns int64 [count]: the parts from which the examples `start` and those after it of a mixture come."""
-    return philox.choices(seed, weights, start, count)
+@functools.lru_cache(maxsize=4096)
+def _key_of(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def of_shuffle(seed: int, count: int) -> Callable[[int], np.ndarray]:
-    """Returns start -> int64 [count], the numbers by which a shuffle chooses element `start` and those after it."""
-    first, second = philox.sequence(seed, 0, 2).tolist()
-    return lambda start: philox.of_pair(first, second, start, count)
+def order_of(keys: np.ndarray) -> np.ndarray:
+    """Returns the places of keys uint32 [..., n] from the least to the greatest, along the last axis.
+
+    The lowest bits of a key give way to its place, so that the numbers sort at once and equal ones stay in order.
+    """
+    count = keys.shape[-1]
+    if count > MOST_SORTED:
+        wide = keys.astype(np.uint64) << np.uint64(32) | np.arange(count, dtype=np.uint64)
+        return (np.sort(wide) & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+    bits = np.uint32(max(count - 1, 0).bit_length())
+    places = np.sort(keys >> bits << bits | np.arange(count, dtype=np.uint32))
+    return places & ((np.uint32(1) << bits) - np.uint32(1))

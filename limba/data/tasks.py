@@ -60,7 +60,8 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
     config = config.of_stages[0]
     name = config.mixture_or_task_name
     if name in TaskRegistry.names():
-        task = _replaced(TaskRegistry.get(name), config, directory)
+        num_tasks = 1 if config.replay_files is None else 2
+        task = _replaced(TaskRegistry.get(name), config, directory, num_tasks)
         return task if config.replay_files is None else _with_replay(task, config)
     if name in MixtureRegistry.names():
         mixture = MixtureRegistry.get(name)
@@ -79,7 +80,8 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
                 " leave DataConfig.data_files out.",
             )
         # The rates are read here, because the mixture does not know the replaced tasks.
-        replaced = {task.name: _replaced(task, config, directory) for task in mixture.tasks}
+        num_tasks = len(mixture.tasks)
+        replaced = {task.name: _replaced(task, config, directory, num_tasks) for task in mixture.tasks}
         if config.mixture_temperature is None:
             parts = [(replaced[task.name], _own_rate(mixture, task)) for task in mixture.tasks]
         else:
@@ -118,7 +120,11 @@ def resolve_task_of_run(config: DataConfig, model_dir: str) -> Provider:
         return task
 
 
-def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
+def _policy_of(config: DataConfig, num_tasks: int) -> ReadPolicy:
+    return ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure, num_tasks=num_tasks)
+
+
+def _replaced(task: Task, config: DataConfig, directory: str | None, num_tasks: int) -> Task:
     is_plain = isinstance(task.source, UnitSource) and set(FEATURES) <= set(task.output_features)
     migrate = None if is_plain and config.cache_dir is None else tool_registry.find("migrate")
     written = task
@@ -160,8 +166,8 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
         task = task.replace(source=source_of_files(config.data_files, column, config.validation_percent))
     elif migrate:
         migrate.warn_of_function(written)
-    for source in unit_sources(task).values():
-        source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
+    if isinstance(task.source, UnitSource):
+        task = task.replace(source=task.source.read_by(_policy_of(config, num_tasks)))
     return task
 
 
@@ -170,7 +176,7 @@ def _with_replay(task: Task, config: DataConfig) -> Mixture:
     assert config.replay_files is not None
     column = _column_of(task, config)
     source = source_of_files(config.replay_files, column, config.validation_percent)
-    source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
+    source = source.read_by(_policy_of(config, num_tasks=2))
     replayed = task.replace(name=f"{task.name}{REPLAY}", source=source)
     return Mixture(f"{task.name}_with{REPLAY}", [(task, 1 - config.replay_share), (replayed, config.replay_share)])
 
@@ -286,7 +292,8 @@ def check_sources(task: Provider, config: DataConfig) -> None:
 
     An endless run also needs a document for each data shard.
     """
-    num_shards, sources = config.num_shards if config.num_epochs is None else 1, unit_sources(task)
+    num_shards = config.num_shards if config.num_epochs is None else 1
+    sources = unit_sources(task)
     for part in parts_of(task):
         if source := sources.get(part.name):
             try:

@@ -1,7 +1,7 @@
 """The batches of every task, file format, objective and choice of data that ships, as digests: tests/golden/batches.
 
-`python -m tests.data.batches` adds the digests of new cases; recorded ones stay. They were
-made by commit 39f4dcc, before `limba/data/stream/`, and those of 200 batches by 25527c4, with tf.data.
+`python -m tests.data.batches` adds the digests of new cases; recorded ones stay. They are those of the order of data
+that is a format since version 0.3.0 (`ORDER` of `limba/data/stream/positions.py`).
 """
 
 from __future__ import annotations

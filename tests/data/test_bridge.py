@@ -18,6 +18,7 @@ from limba.data.bridge import Numbered, OfTensorflow, datasets, tokens
 from limba.data.bridge.graph import SharedGraph
 from limba.data.bridge.seqio_objects import vocabulary_as_seqio
 from limba.data.dataset import TEXT, TOKENS, Dataset, Elements, Spec
+from limba.data.draws import Draws
 from limba.data.objectives.choice import examples_of
 from limba.data.sources import FileSource
 from limba.data.vocabulary.load import load_vocabulary
@@ -132,7 +133,7 @@ def _task_of(tmp_path: Path, step: Callable) -> seqio.Task:
 def _rows_of(task: seqio.Task, num_epochs: int | None) -> Dataset:
     """Returns the examples as a run's shard reads them, in the order of the file."""
     documents = task.source.documents("train", shuffle=False, num_epochs=num_epochs)
-    return examples_of(task, {"targets": 16}, documents, seed=0)
+    return examples_of(task, {"targets": 16}, documents, Draws(seed=0))
 
 
 def _targets(examples: Iterable[Mapping[str, np.ndarray]]) -> list[list[int]]:
@@ -279,7 +280,7 @@ def test_the_shards_of_files_share_one_graph(tmp_path: Path, vocabulary: Path, m
 
     def rows() -> list[list[list[int]]]:
         documents = [task.source.documents("train", shard=shard, num_shards=4, num_epochs=1) for shard in range(4)]
-        shards = [iter(examples_of(task, {"targets": 16}, part, seed)) for seed, part in enumerate(documents)]
+        shards = [iter(examples_of(task, {"targets": 16}, part, Draws(seed))) for seed, part in enumerate(documents)]
         # Side by side, as threads read them.
         return [[next(shard)["targets"].tolist() for shard in shards] for _ in range(100)]
 
@@ -300,7 +301,7 @@ def test_a_step_in_python_keeps_what_is_of_one_shard(tmp_path: Path, vocabulary:
     task = _of_texts(tmp_path, vocabulary, seqio.preprocessors.tokenize, numbered)
     for shard in range(2):
         documents = task.source.documents("train", shard=shard, num_shards=2, num_epochs=1)
-        examples = itertools.islice(examples_of(task, {"targets": 16}, documents, seed=0), 20)
+        examples = itertools.islice(examples_of(task, {"targets": 16}, documents, Draws(seed=0)), 20)
         assert [example["targets"][0] for example in examples] == list(range(20))
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from limba.data import packing
 from limba.data.bridge import datasets
 from limba.data.dataset import TEXT, TOKENS, Dataset, Document, Elements, Item, Mixed
+from limba.data.draws import Draws
 from limba.data.objectives import causal_lm, masked_lm, prefix_lm, span_corruption, tokenize_documents, ul2
 from limba.data.objectives.choice import examples_of
 from limba.data.packing import batched, pack
@@ -38,7 +39,7 @@ class Named(Elements):
 
 def texts(count: int = 400) -> Elements:
     random = np.random.RandomState(0)
-    return Named([{"text": b"w" * random.randint(0, 60)} for _ in range(count)], {"text": TEXT}, next_seed=5)
+    return Named([{"text": b"w" * random.randint(0, 60)} for _ in range(count)], {"text": TEXT})
 
 
 def tokens(count: int = 400) -> Elements:
@@ -59,7 +60,7 @@ def foreign(dataset: Any) -> Any:
 
 def of_tensorflow(step: Callable[..., Any] = tokenize_documents) -> Dataset:
     task = seqio.Task("foreign", None, FEATURES, [foreign, step, span_corruption])
-    return examples_of(task, LENGTHS, texts(4_000), seed=3)
+    return examples_of(task, LENGTHS, texts(4_000), Draws(seed=3))
 
 
 def tokenized_in_tensorflow(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -78,11 +79,11 @@ CASES: dict[str, Callable[[], Dataset]] = {
     "map_groups": lambda: tokens().map_groups(7, lambda group, number: [{**each, "group": number} for each in group]),
     "blocks": lambda: tokens().blocks(37),
     "cut": lambda: tokens().blocks(37).cut(halves, {"targets": TOKENS}),
-    "shuffle": lambda: tokens().shuffle(16, 9),
-    "shuffle of flat_map": lambda: tokens(90).flat_map(lambda element, number: [element] * 3).shuffle(40, 1),
-    "mixed": lambda: Mixed([tokens(30), tokens(70), tokens()], [0.2, 0.3, 0.5], 4),
+    "shuffle": lambda: tokens().shuffle(16, Draws(9)),
+    "shuffle of flat_map": lambda: tokens(90).flat_map(lambda element, number: [element] * 3).shuffle(40, Draws(1)),
+    "mixed": lambda: Mixed([tokens(30), tokens(70), tokens()], [0.2, 0.3, 0.5], Draws(4)),
     "pack": lambda: pack(tokens(), {"targets": 24}),
-    "pack of mixed": lambda: pack(Mixed([tokens(900), tokens(700)], [0.3, 0.7], 4), {"targets": 64}),
+    "pack of mixed": lambda: pack(Mixed([tokens(900), tokens(700)], [0.3, 0.7], Draws(4)), {"targets": 64}),
     "padded": lambda: batched(tokens(), {"targets": 12}, 4, whole=False, packed=False),
     "span_corruption": lambda: of_objective(span_corruption),
     "ul2": lambda: of_objective(ul2),
@@ -165,24 +166,43 @@ def test_documents_are_those_whose_bytes_a_row_has(
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("size", "count"), [(1, 9), (7, 3), (7, 100), (50, 400)])
-def test_a_shuffle_is_tensorflows(size: int, count: int) -> None:
-    for seed in (0, 3, 2**31 - 2):
-        found = [element["n"] for element in Elements([{"n": n} for n in range(count)], {}).shuffle(size, seed)]
-        assert found == list(tf.data.Dataset.range(count).shuffle(size, seed=seed).as_numpy_iterator())
+@pytest.mark.parametrize(("size", "count"), [(1, 9), (7, 3), (7, 100), (50, 400), (50, 403)])
+def test_a_shuffle_gives_windows_in_random_order(size: int, count: int) -> None:
+    """Each element once, those of a window before those of the next one, and other orders in other windows."""
+    elements = [{"n": n} for n in range(count)]
+    found = [element["n"] for element in Elements(elements, {}).shuffle(size, Draws(3))]
+    windows = [found[start : start + size] for start in range(0, count, size)]
+    assert [sorted(window) for window in windows] == [
+        list(range(start, min(start + size, count))) for start in range(0, count, size)
+    ]
+    if size == 50:
+        orders = {tuple(number % size for number in window) for window in windows}
+        assert len(orders) == len(windows) and windows[0] != sorted(windows[0])
+        assert found != [element["n"] for element in Elements(elements, {}).shuffle(size, Draws(4))]
 
 
 @pytest.mark.core
-def test_a_mixture_whose_parts_end_is_tensorflows() -> None:
-    sizes, rates = (3, 0, 40, 8), (0.4, 0.1, 0.3, 0.2)
+def test_a_shuffle_reads_a_window_and_then_one_element_for_each() -> None:
+    read = itertools.count()
+    counted = Elements([{"n": n} for n in range(100)], {}).map(lambda element: {"n": next(read)})
+    items = counted.shuffle(20, Draws(3)).read()
+    for number in range(70):
+        next(items)
+        assert next(read) == 20 + number + 1 + number  # with the numbers that this test has taken itself
+    del items
+
+
+@pytest.mark.core
+def test_a_mixture_gives_all_of_its_parts() -> None:
+    """As many of each as it has, in order; its choices are by the rates as long as none has ended."""
+    sizes, rates = (3, 0, 4000, 800), (0.4, 0.1, 0.3, 0.2)
     parts = [Elements([(number, n) for n in range(size)], {}) for number, size in enumerate(sizes)]
-    theirs = [
-        tf.data.Dataset.range(size).map(lambda n, number=number: (number, n)) for number, size in enumerate(sizes)
-    ]
-    mixed = tf.data.Dataset.sample_from_datasets(theirs, list(rates), seed=11)
-    items = list(Mixed(parts, rates, 11).read())
-    assert [item.value for item in items] == [tuple(map(int, each)) for each in mixed.as_numpy_iterator()]
+    items = list(Mixed(parts, rates, Draws(11)).read())
+    for number, size in enumerate(sizes):
+        assert [item.value[1] for item in items if item.value[0] == number] == list(range(size))
     assert all(item.tasks == (item.value[0],) for item in items)
+    first = [item.value[0] for item in items[10:1500]]
+    assert first.count(2) / len(first) == pytest.approx(0.6, abs=0.04)  # of those two that go on
 
 
 def test_a_position_that_tensorflow_cannot_read_is_read_again(monkeypatch: pytest.MonkeyPatch, caplog) -> None:

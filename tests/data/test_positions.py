@@ -306,7 +306,7 @@ def test_the_text_begins_anew_after_positions_of_another_order(tmp_path: Path) -
     assert of_another_order(before, 12_000) == ""
     for changes, which in (
         ({"format": 5}, "format 5, this version's is 6"),
-        ({"order": 7}, "order 7, this version's is 0"),
+        ({"order": 7}, "order 7, this version's is 1"),
     ):
         other = {shard: {**each, "about": {**each["about"], **changes}} for shard, each in before.items()}
         assert of_another_order(other, 12_000) == (

@@ -28,6 +28,7 @@ from limba.data import task_modules
 task_modules.import_all(task_modules.all_names())
 before = "seqio" in sys.modules
 import seqio
+from limba.data.draws import Draws
 from limba.data.objectives.choice import examples_of
 from limba.data.registry import MixtureRegistry, TaskRegistry
 
@@ -36,10 +37,10 @@ own = {ours.__name__: sorted(ours._own) for ours, _, _ in kinds}
 absent = [name for ours, theirs, kind in kinds for name in ours._own if type(theirs.get(name)) is not kind]
 lengths, task = {"inputs": 48, "targets": 24}, TaskRegistry.get("t5_mlm")
 plain = lambda examples: [{name: example[name].tolist() for name in ("inputs", "targets")} for example in examples]
-wanted = plain(examples_of(task, lengths, task.source.documents("train", shuffle=False, num_epochs=1), 7))
+wanted = plain(examples_of(task, lengths, task.source.documents("train", shuffle=False, num_epochs=1), Draws(7)))
 theirs = seqio.get_mixture_or_task("t5_mlm").get_dataset(lengths, "train", shuffle=False, seed=7)
 found = plain(theirs.as_numpy_iterator())
-other = plain(examples_of(task, lengths, task.source.documents("train", shuffle=False, num_epochs=1), 8))
+other = plain(examples_of(task, lengths, task.source.documents("train", shuffle=False, num_epochs=1), Draws(8)))
 print(json.dumps({"before": before, "own": own, "absent": absent, "wanted": wanted, "found": found, "other": other}))
 """
 

@@ -20,6 +20,7 @@ from t5.evaluation import metrics
 from limba.config import DataConfig, InputError
 from limba.data import bridge, task_modules
 from limba.data.bridge.seqio_objects import as_seqio
+from limba.data.draws import Draws
 from limba.data.objectives.choice import examples_of
 from limba.data.objectives.supervised import is_supervised
 from limba.data.sources import FileSource
@@ -223,7 +224,7 @@ def test_a_task_without_inputs_that_is_cut_to_their_length_gets_a_sentence(name,
     task = seqio.Task("without_inputs", source, found, [targets_of_text, getattr(preprocessors, name)])
     documents = task.source.documents("train", shuffle=False, num_epochs=1)
     with pytest.raises(InputError, match=r"The code of task without_inputs fails: KeyError: 'inputs' .*correct it"):
-        next(iter(examples_of(task, {"inputs": 8, "targets": 8}, documents, seed=0)))
+        next(iter(examples_of(task, {"inputs": 8, "targets": 8}, documents, Draws(seed=0))))
 
 
 @seqio.map_over_dataset

@@ -9,6 +9,7 @@ import atexit
 import base64
 import itertools
 import logging
+import random
 import tempfile
 import threading
 import time
@@ -24,7 +25,7 @@ from limba.config import InputError, reason_of
 from limba.data.bridge.graph import TRACING, SharedGraph, maps_in_turn
 from limba.data.bridge.tokens import by_our_encoder, noticed_ignore_errors
 from limba.data.dataset import Dataset, Document, Item, Place, Spec, Step
-from limba.data.draws import Pairs
+from limba.data.draws import Draws
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -40,6 +41,7 @@ EXAMPLES_A_BLOCK = 8  # which leave at once; a first batch waits for no more
 BLOCKS_A_PLACE = 2  # between two places that are kept of what tf.data reads
 MOST_HANDED = 1024  # documents that are remembered until somebody asks which they were
 MOST_GRAPHS = 64  # of tasks whose shards share one
+SEEDS_OF_A_STEP = 2  # that seqio counts for a step that draws
 MOST_READINGS = 64  # of one data set at once; another iterator of tf.data reads again up to its place
 _OPEN: weakref.WeakSet[_OfTensorflow] = weakref.WeakSet()
 Failure = Callable[[Exception], Exception | None]  # from TensorFlow's error to the one that caused it, if it is known
@@ -70,14 +72,13 @@ class OfTensorflow(Dataset):
     def __init__(
         self,
         source: tf.data.Dataset,
-        next_seed: int | Callable[[], Pairs] | None = None,
         failure: Failure | None = None,
         entered: Numbered | None = None,
         shared: OfShard | None = None,
     ):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
         size = int(source.cardinality())
-        super().__init__({n: _spec(each) for n, each in spec.items()}, next_seed, None if size < 0 else size)
+        super().__init__({n: _spec(each) for n, each in spec.items()}, None if size < 0 else size)
         self.source, self.failure, self.entered = source, failure or (lambda error: None), entered
         self.shared = shared
         self.leaves_in_blocks = bool(spec) and all(map(_can_be_padded, spec.values()))
@@ -398,28 +399,22 @@ def of_seqio(
 
 
 def in_tensorflow(dataset: tf.data.Dataset, function: Callable[[Dataset], Dataset]) -> tf.data.Dataset:
-    """Returns a function's result for a tf.data.Dataset, as one; seeds are seqio's next ones."""
+    """Returns a function's result for a tf.data.Dataset, as one; its draws are of seqio's next seed."""
     import seqio
     import tensorflow as tf
 
-    taken: list[Any] = []  # data sets of seeds, in the order in which they are asked for
+    seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
+    draws = Draws(random.randrange(2**31) if seed is None else seed)
 
     def make() -> Dataset:
-        number = iter(range(len(taken) + 1))
-
-        def take() -> Pairs:
-            place = next(number)
-            if place == len(taken):
-                draw = seqio.map_over_dataset(lambda _, seed: tf.stack(seed), num_seeds=1)
-                taken.append(draw(tf.data.Dataset.range(2**62)))
-            drawn = taken[place].as_numpy_iterator()
-            return lambda start, count: np.stack([next(drawn) for _ in range(count)])  # asked for in order
-
         plain = OfTensorflow(dataset)
-        plain.next_seed = take
+        plain.draws = draws
         return function(plain)
 
-    spec = make().spec
+    first = make()
+    spec = first.spec
+    if seed is not None:
+        seqio.utils._NEXT_MAP_SEED = seed + SEEDS_OF_A_STEP * first.draws.step
     signature = {name: tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for name, each in spec.items()}
     return tf.data.Dataset.from_generator(make, output_signature=signature)
 
@@ -452,31 +447,29 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
             found = seqio.utils.add_kwargs_to_transform(step, **choices)(found)
         return found
 
+    seed = dataset.take_draws().seed_of_seqio()
     if isinstance(dataset, OfTensorflow):
-        if dataset.shared is not None and isinstance(seed := dataset.next_seed, int):
+        if dataset.shared is not None:
             graph = dataset.shared.graph.followed(steps, apply)
             if graph is not None:
                 shared = OfShard(graph, dataset.shared.shard, (*dataset.shared.seeds, seed))
-                next_seed = seed + graph.num_seeds_taken
-                return OfTensorflow(shared.dataset(), next_seed, dataset.failure, shared=shared)
+                return OfTensorflow(shared.dataset(), dataset.failure, shared=shared)
         documents, found, failure_of_all = None, dataset.source, dataset.failure
     else:
         documents = Numbered(dataset)
         failure_of_all = lambda error: documents.failure or failure(error)
-        if dataset.cardinality is None and isinstance(seed := dataset.next_seed, int):
+        if dataset.cardinality is None:
             of_all = _shared_documents(steps, dataset.spec, arguments)
             graph = of_all.graph.followed(steps, apply)
             if graph is not None and not graph.calls_python:
                 shared = OfShard(graph, of_all.add(documents), (seed,))
-                next_seed = seed + graph.num_seeds_taken
-                return OfTensorflow(shared.dataset(), next_seed, failure_of_all, documents, shared)
+                return OfTensorflow(shared.dataset(), failure_of_all, documents, shared)
         found = documents.in_tensorflow()
         if dataset.cardinality is not None:
             found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
-    with maps_in_turn(), seqio.map_seed_manager(dataset.next_seed):
+    with maps_in_turn(), seqio.map_seed_manager(seed):
         found = apply(found)
-        next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
-    return OfTensorflow(found, next_seed, failure_of_all, documents)
+    return OfTensorflow(found, failure_of_all, documents)
 
 
 def _spec(each: Any) -> Spec:

@@ -31,7 +31,6 @@ class SharedGraph:
 
         self.make = make
         self.num_seeds = num_seeds
-        self.num_seeds_taken = 0  # by the last group of preprocessors; known when it has been traced
         self._made: list[tf.data.Dataset] = []  # its functions and tables in Python live as long as this
         signature = [tf.TensorSpec([1 + num_seeds], tf.int64)]
         self._traced = tf.function(self._kept, input_signature=signature, autograph=False)
@@ -85,10 +84,8 @@ class SharedGraph:
         try:
             with seqio.map_seed_manager(_Seed(seed)):
                 dataset = apply(dataset)
-                next_seed = seqio.utils._NEXT_MAP_SEED
         finally:
             seqio.utils._NEXT_MAP_SEED = before
-        self.num_seeds_taken = next_seed.number
         return dataset
 
 

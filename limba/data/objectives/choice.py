@@ -18,6 +18,7 @@ import numpy as np
 from limba.config import OBJECTIVES, ConfigError, extras
 from limba.data import bridge, user_code
 from limba.data.dataset import TOKENS, Dataset, Step
+from limba.data.draws import Draws
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
 from limba.data.objectives.supervised import is_supervised, own
 from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
@@ -27,22 +28,20 @@ from limba.data.vocabulary.stream import StreamVocabulary
 
 PADDED = 0.05  # share of the targets that is padding in every row, from which on it is said
 CAUSAL_LM = "causal_lm"
-SEEDS_OF_A_STEP = 42  # that seqio leaves to each step before the place of a cache
 
 
-def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed: int | None) -> Dataset:
-    """Returns the documents after the task's preprocessors, whose random choices follow from the seed.
+def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, draws: Draws) -> Dataset:
+    """Returns the documents after the task's preprocessors, whose random choices are these draws.
 
-    As in seqio, those before the place of a cache get no lengths, and those after it have seeds of their own.
+    As in seqio, those before the place of a cache get no lengths.
     """
     steps = list(task.preprocessors)
     place = next((n for n, step in enumerate(steps) if type(step).__name__ == "CacheDatasetPlaceholder"), None)
     if all(n == place or is_plain(own(step)) for n, step in enumerate(steps)):  # each border to TensorFlow is slow
         steps = [own(step) for step in steps]
-    dataset, documents.next_seed = documents, seed
+    dataset, documents.draws = documents, draws
     if place is not None:
         dataset = _applied(task, steps[:place], dataset, None)
-        dataset.next_seed = None if seed is None else seed + SEEDS_OF_A_STEP * place
         steps = steps[place + 1 :]
     return _applied(task, steps, dataset, lengths)
 
@@ -53,7 +52,9 @@ def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[s
         if not are_plain:
             failure = functools.partial(user_code.failure_of, task)
             with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"), user_code.of_task(task):
-                dataset = bridge.applied(list(group), dataset, arguments, failure)
+                applied = bridge.applied(list(group), dataset, arguments, failure)
+            applied.draws, applied.rows_per_block = dataset.draws, dataset.rows_per_block
+            dataset = applied
             continue
         for step in group:
             known = inspect.signature(step).parameters

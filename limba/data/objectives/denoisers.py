@@ -14,7 +14,7 @@ import numpy as np
 
 from limba.config import ConfigError, InputError
 from limba.data.dataset import Dataset, preprocessor
-from limba.data.draws import Words
+from limba.data.draws import Words, order_of
 from limba.data.objectives import token_blocks
 from limba.data.objectives.spans import num_noise
 from limba.data.objectives.token_blocks import Features
@@ -22,9 +22,8 @@ from limba.data.vocabulary.load import sentinel_table
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 MODES = ("R", "S", "X")
-TOKENS_PER_BLOCK = 20_000  # about: a saved data position may hold one block of tokens and one of rows
-CYCLES_PER_BLOCK = 4
-_DRAWS = 3  # of a denoiser's rows in a block: for the number of spans, for text, for noise
+TOKENS_PER_BLOCK = 20_000  # at most, about: a resumed run makes a block again
+ROWS_A_CYCLE = 8  # about: of the rows of a block
 
 
 @dataclass(frozen=True)
@@ -156,6 +155,7 @@ def ul2(
         tuple(modes[denoiser.mode] for denoiser in denoisers) if mode_tokens else None,
         sentinels.top,
         vocabulary.eos_id if append_eos else None,
+        most_cycles=max(dataset.rows_per_block // ROWS_A_CYCLE, 1),
     )
     return token_blocks.rows_of_blocks(dataset, num_tokens, sentinels.placed(rows_of))
 
@@ -174,12 +174,13 @@ def _block_function(
     modes: tuple[int, ...] | None,
     top_sentinel: int,
     end: int | None,
+    most_cycles: int,
 ) -> tuple[Callable[[np.ndarray, Words], token_blocks.Rows], int]:
     """Returns (rows of a block and its random numbers, tokens of a block)."""
     raws = np.array([denoiser_lengths(inputs_length, denoiser)[0] for denoiser in denoisers])
     cycle = np.repeat(np.arange(len(denoisers)), [denoiser.share for denoiser in denoisers])
     tokens_per_cycle = int(raws[cycle].sum())
-    num_cycles = max(min(TOKENS_PER_BLOCK // tokens_per_cycle, CYCLES_PER_BLOCK), 1)
+    num_cycles = max(min(TOKENS_PER_BLOCK // tokens_per_cycle, most_cycles), 1)
     num_tokens = num_cycles * tokens_per_cycle
 
     def rows(tokens: np.ndarray, words: Words, number: int) -> token_blocks.Rows:
@@ -194,16 +195,14 @@ def _block_function(
         )
 
     def rows_of(tokens: np.ndarray, words: Words) -> token_blocks.Rows:
-        *of_denoisers, of_rest, of_layout = words.split([_DRAWS] * (len(denoisers) + 1) + [1])
-        draws = of_layout.uniform(num_cycles * len(cycle))[0].reshape(num_cycles, -1)
-        layout = cycle[np.argsort(draws, axis=1, kind="stable")].reshape(-1)
+        layout = cycle[order_of(words.keys(num_cycles, len(cycle)))].reshape(-1)
         edges = np.append(0, np.cumsum(raws[layout]))
         # Only the end of a finite stream is less than a whole block: it is padded, and the rows that begin in the
         # padding are dropped.
         whole = np.pad(tokens, (0, num_tokens - len(tokens)))
         places = [np.flatnonzero(layout == number) for number in range(len(denoisers))]
         parts = [
-            rows(whole[edges[own][:, None] + np.arange(raws[number])], of_denoisers[number], number)
+            rows(whole[edges[own][:, None] + np.arange(raws[number])], words, number)
             for number, own in enumerate(places)
         ]
         num_whole = int((edges[1:] <= len(tokens)).sum())
@@ -213,7 +212,7 @@ def _block_function(
         # The remaining tokens fill part of a row, which is corrupted separately.
         if not rest.size:
             return made
-        return token_blocks.stacked([made, rows(rest, of_rest, layout[num_whole])])
+        return token_blocks.stacked([made, rows(rest, words, layout[num_whole])])
 
     return rows_of, num_tokens
 
@@ -221,7 +220,7 @@ def _block_function(
 def split_end(tokens: np.ndarray, words: Words, share: float) -> tuple[token_blocks.Side, token_blocks.Side]:
     """Returns (inputs, targets) of tokens int32 [B, L]: an end of uniform length, its mean `share` of L."""
     num_rows, length = tokens.shape
-    (chance,) = words.uniform(num_rows)
+    chance = words.uniform(num_rows)
     mean = max(int(np.round(np.float32(length) * np.float32(share))), 1)
     ends = 1 + np.floor(chance * np.float32(2 * mean - 1)).astype(np.int32)
     is_end = np.arange(length) >= length - ends[:, None]
@@ -241,26 +240,25 @@ def corrupt_spans(
     noise = int(np.round(np.float32(padded_length) * np.float32(noise_density)))
     noise = min(max(noise, 1), padded_length - 1)
     text = padded_length - noise
-    chance, of_text, of_noise = words.uniform(num_rows, num_rows * (text - 1), num_rows * (noise - 1))
+    chance = words.uniform(num_rows)
+    of_text = words.keys(num_rows, text - 1)
+    of_noise = words.keys(num_rows, noise - 1)
     spans = np.floor(np.float32(noise) / np.float32(mean_noise_span_length) + chance).astype(np.int32)
     spans = np.minimum(np.maximum(spans, 1), min(noise, text))
-    lengths = [
-        _segment_lengths(items, spans, draws.reshape(num_rows, items - 1))
-        for items, draws in ((text, of_text), (noise, of_noise))
-    ]
+    lengths = [_segment_lengths(spans, of_text), _segment_lengths(spans, of_noise)]
     # The parity of a span's number, repeated over its length, is the mask; spans that a row lacks are empty.
     parity = np.tile([False, True], lengths[0].size)
     is_noise = np.repeat(parity, np.stack(lengths, 2).reshape(-1)).reshape(num_rows, padded_length)[:, :length]
     return _with_sentinels(tokens, is_noise, top_sentinel), _with_sentinels(tokens, ~is_noise, top_sentinel)
 
 
-def _segment_lengths(num_items: int, num_segments: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Returns int [B, most]: num_segments [B] positive lengths a row that add up to num_items, then zeros."""
-    starts = np.argsort(draws, axis=1, kind="stable") < num_segments[:, None] - 1
+def _segment_lengths(num_segments: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Returns int [B, most]: num_segments [B] positive lengths a row that add up to n, then zeros; keys [B, n - 1]."""
+    starts = order_of(keys) < num_segments[:, None] - 1
     numbers = np.pad(np.cumsum(starts, axis=1), [(0, 0), (1, 0)])
     most = int(num_segments.max(initial=1))
-    flat = numbers + most * np.arange(len(draws))[:, None]
-    return np.bincount(flat.reshape(-1), minlength=len(draws) * most).reshape(len(draws), most)
+    flat = numbers + most * np.arange(len(keys))[:, None]
+    return np.bincount(flat.reshape(-1), minlength=len(keys) * most).reshape(len(keys), most)
 
 
 def _with_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: int) -> token_blocks.Side:

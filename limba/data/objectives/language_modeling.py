@@ -19,8 +19,6 @@ from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.draws import Words
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, padded, rows_of_blocks, stacked, unwrapped
 
-ROWS_PER_BLOCK = 32
-
 
 def prefix_lm_lengths(lengths: Mapping[str, int], split: str = "random") -> dict[str, int]:
     """Returns {"inputs", "targets"}, equal: a random split may put nearly the whole row on either side.
@@ -156,6 +154,7 @@ def as_one_sequence(step: Callable, packed: bool) -> Callable:
 def _split(dataset: Dataset, output_features: Features, raw: int, prefix: int | None, append_eos: bool) -> Dataset:
     end = output_features["targets"].vocabulary.eos_id if append_eos else None
     width = (raw if prefix is None else max(prefix, raw - prefix)) + append_eos
+    rows_per_block = dataset.rows_per_block
 
     def split(tokens: np.ndarray, chance: np.ndarray) -> Rows:
         num_rows, length = tokens.shape
@@ -168,8 +167,8 @@ def _split(dataset: Dataset, output_features: Features, raw: int, prefix: int | 
 
     def rows_of(tokens: np.ndarray, words: Words) -> Rows:
         num_rows, rest = divmod(len(tokens), raw)
-        (chance,) = words.uniform(ROWS_PER_BLOCK + 1)
+        chance = words.uniform(rows_per_block + 1)
         rows = split(tokens[: num_rows * raw].reshape(num_rows, raw), chance[:num_rows])
         return stacked([rows, split(tokens[None, num_rows * raw :], chance[-1:])]) if rest else rows
 
-    return rows_of_blocks(dataset, ROWS_PER_BLOCK * raw, rows_of)
+    return rows_of_blocks(dataset, rows_per_block * raw, rows_of)

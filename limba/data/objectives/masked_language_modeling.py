@@ -20,8 +20,6 @@ from limba.data.packing import CAUSAL, PREDICTED
 from limba.data.vocabulary.load import mask_id, piece_texts
 from limba.data.vocabulary.vocabularies import Vocabulary
 
-ROWS_PER_BLOCK = 32  # masked at once
-
 
 def masked_lm_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
     """Returns {"inputs", "targets"}, both as long as the sequence.
@@ -94,18 +92,19 @@ def _masked(
     vocabulary = output_features["targets"].vocabulary
     begins = begins_word(vocabulary) if whole_words else np.ones([vocabulary.vocab_size], bool)
     mask, ordinary = mask_id(vocabulary), ordinary_ids(vocabulary)
-    words_of = dataset.take_draws()
+    rows_per_block = dataset.rows_per_block
+    words_of = dataset.take_words()
     rows = causal_lm(dataset, sequence_length, output_features, whole_documents)
 
     def hidden(block: Sequence[Mapping[str, np.ndarray]], number: int) -> list[dict[str, np.ndarray]]:
         targets = [row["targets"] for row in block]
         shown = hide(targets, words_of(number), (*shares[:2], shares[3]), mask, ordinary, begins)
-        borders = np.floor((number * ROWS_PER_BLOCK + np.arange(len(block) + 1)) * shares[2])
+        borders = np.floor((number * rows_per_block + np.arange(len(block) + 1)) * shares[2])
         for row in np.flatnonzero(np.diff(borders)):
             shown[row] = targets[row] + (PREDICTED + CAUSAL)
         return [{"inputs": each, "targets": row} for each, row in zip(shown, targets, strict=True)]
 
-    return rows.map_groups(ROWS_PER_BLOCK, hidden, dict.fromkeys(("inputs", "targets"), TOKENS))
+    return rows.map_groups(rows_per_block, hidden, dict.fromkeys(("inputs", "targets"), TOKENS))
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
@@ -127,11 +126,10 @@ def hide(
     (density, mask_share, mean), tokens = shares, np.concatenate(rows)
     size, lengths = len(tokens), np.array([len(row) for row in rows])
     of_row, starts = np.repeat(np.arange(len(rows)), lengths), np.cumsum(lengths) - lengths
-    (draws,) = words.uniform(3 * size + len(rows) + size * (mean > 1))
-    of_tokens, of_rows, of_units = np.split(draws, [3 * size, 3 * size + len(rows)])
-    order, choice, replacement = of_tokens.reshape(3, size)
+    order, choice, replacement = words.uniform(3, size)
+    of_rows = words.uniform(len(rows))
     can_hide = ordinary[tokens]
-    begun = of_units < 1 / mean if mean > 1 else begins[tokens]
+    begun = words.uniform(size) < 1 / mean if mean > 1 else begins[tokens]
     first = begun | ~can_hide | np.pad(~can_hide, (1, 0))[:-1]
     first[starts[lengths > 0]] = True
     places = np.arange(size)

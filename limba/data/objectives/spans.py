@@ -1,7 +1,7 @@
 """Span corruption on blocks of rows (Raffel et al. 2020, arXiv:1910.10683, section 3.1.4).
 
-A block of rows is cut from the stream of tokens and corrupted at once. Random numbers are drawn for each
-row as t5's preprocessors draw them, so the rows are exactly t5's.
+A block of rows is cut from the stream of tokens and corrupted at once. For the same draws the rows are exactly t5's,
+which shuffles spans by sorting random numbers, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from limba.config import ConfigError
 from limba.data.dataset import Dataset, preprocessor
-from limba.data.draws import Words
+from limba.data.draws import Words, order_of
 from limba.data.objectives.token_blocks import (
     NAMES,
     Features,
@@ -27,7 +27,6 @@ from limba.data.objectives.token_blocks import (
     rows_of_blocks,
 )
 
-ROWS_PER_BLOCK = 32
 LONGEST_RAW = 200  # tokens of a row for each of its inputs; a higher density leaves nearly no text
 SHORTEST = 16  # inputs, with T5's choices
 TRIED = 8  # mean spans, to name one that fits
@@ -145,9 +144,7 @@ def span_corruption(
 
     Each span of noise becomes one sentinel in the inputs; the targets are the sentinels, each followed
     by its span. Sentinels count down from the top of the vocabulary, or stand where it has them. Rows fill
-    `sequence_length` exactly (512/114 from 568 tokens); the last row of a finite stream is padded with zeros. With
-    `append_eos=False` and under `seqio.map_seed_manager(4)` the rows are those of t5's `span_corruption`
-    under seed 0, whose two preprocessors before the masks take the first two pairs of seeds.
+    `sequence_length` exactly (512/114 from 568 tokens); the last row of a finite stream is padded with zeros.
 
     Raises ConfigError if the lengths do not fit or the vocabulary has too few sentinels.
     """
@@ -176,7 +173,7 @@ def span_corruption(
         ),
     )
 
-    return rows_of_blocks(dataset, ROWS_PER_BLOCK * raw, sentinels.placed(rows_of), seeds_per_block=ROWS_PER_BLOCK)
+    return rows_of_blocks(dataset, dataset.rows_per_block * raw, sentinels.placed(rows_of))
 
 
 def _rows_of_block(
@@ -197,8 +194,8 @@ def _rows_of_block(
     for part in (tokens[: num_rows * raw].reshape(num_rows, raw), tokens[None, num_rows * raw :]):
         if part.size:
             stop = start + len(part)
-            draws = draws_of_rows(part.shape, words, choices[2])
-            for side, corrupted in zip(sides, corrupt_spans(part, draws, *choices), strict=True):
+            keys = keys_of_rows(part.shape, words, choices[2])
+            for side, corrupted in zip(sides, corrupt_spans(part, keys, *choices), strict=True):
                 side[start:stop, : corrupted.shape[1]] = corrupted
             start = stop
     sizes = [np.full(len(side), side.shape[1]) for side in sides]
@@ -210,56 +207,55 @@ def _rows_of_block(
 
 def corrupt_spans(
     tokens: np.ndarray,
-    draws: Sequence[np.ndarray],
+    keys: Sequence[np.ndarray],
     top_sentinel: int,
     end: int | None,
     noise_density: float = 0.15,
     mean_noise_span_length: float = 3.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (inputs [B, I], targets [B, T]) of tokens int32 [B, L] and the draws of `draws_of_rows`.
+    """Returns (inputs [B, I], targets [B, T]) of tokens int32 [B, L] and the keys of `keys_of_rows`.
 
     `end` is the id to append, or None. Rows of one length have one I and one T.
     """
-    is_noise = random_spans_noise_mask(tokens.shape[1], draws, noise_density, mean_noise_span_length)
+    is_noise = random_spans_noise_mask(tokens.shape[1], keys, noise_density, mean_noise_span_length)
     inputs, targets = (_spans_to_sentinels(tokens, is_span, top_sentinel, end) for is_span in (is_noise, ~is_noise))
     return inputs, targets
 
 
-def draws_of_rows(shape: tuple[int, ...], words: Words, noise_density: float = 0.15) -> list[np.ndarray]:
-    """Returns uniform draws float32 [B, noise - 1] and [B, text - 1], for tokens of shape [B, L]."""
+def keys_of_rows(shape: tuple[int, ...], words: Words, noise_density: float = 0.15) -> list[np.ndarray]:
+    """Returns random keys uint32 [B, noise - 1] and [B, text - 1], for tokens of shape [B, L]."""
     num_rows, length = shape
     noise = num_noise(length, noise_density, 1.0)[0]
     text = max(length, 2) - noise
-    return words.uniform_rows(num_rows, noise - 1, text - 1)
+    keys = words.keys(num_rows, noise - 1 + text - 1)
+    return [keys[:, : noise - 1], keys[:, noise - 1 :]]
 
 
 def random_spans_noise_mask(
-    length: int, draws: Sequence[np.ndarray], noise_density: float = 0.15, mean_noise_span_length: float = 3.0
+    length: int, keys: Sequence[np.ndarray], noise_density: float = 0.15, mean_noise_span_length: float = 3.0
 ) -> np.ndarray:
-    """Returns bool [B, length], true in the noise, from the draws of `draws_of_rows`.
+    """Returns bool [B, length], true in the noise, from the keys of `keys_of_rows`.
 
     Spans alternate, beginning with text and ending with noise. The numbers of noise tokens and of spans follow
     from the length; all masks with these numbers are equally likely.
     """
     noise, spans = num_noise(length, noise_density, mean_noise_span_length)
-    padded, num_rows = max(length, 2), len(draws[0])
+    padded, num_rows = max(length, 2), len(keys[0])
     spans = min(spans, padded - noise)  # the last row of a stream may have fewer tokens of text than spans
-    noise_lengths = _random_segments(noise, spans, draws[0])
-    text_lengths = _random_segments(padded - noise, spans, draws[1])
+    noise_lengths = _random_segments(noise, spans, keys[0])
+    text_lengths = _random_segments(padded - noise, spans, keys[1])
     span_lengths = np.stack([text_lengths, noise_lengths], 2)
     # The parity of a span's number, repeated over its length, is the mask.
     is_noise = np.repeat(np.tile([False, True], num_rows * spans), span_lengths.reshape(-1))
     return is_noise.reshape(num_rows, padded)[:, :length]
 
 
-def _random_segments(num_items: int, num_segments: int, draws: np.ndarray) -> np.ndarray:
-    """Returns int [B, num_segments]: positive lengths that add up to num_items, by draws [B, num_items - 1]."""
-    # t5 shuffles ones among zeros by sorting the draws. Draws are positive, so their bits sort in the same order; with
-    # the index after the bits the sort is stable, and sorting integers is several times as fast.
-    keys = np.ascontiguousarray(draws, np.float32).view(np.uint32).astype(np.uint64) << np.uint64(32)
-    order = np.sort(keys | np.arange(num_items - 1, dtype=np.uint64)) & np.uint64(0xFFFF_FFFF)
-    edges = np.zeros([len(draws), num_segments + 1], np.int64)
-    edges[:, 1:-1] = np.nonzero(order < num_segments - 1)[1].reshape(len(draws), num_segments - 1) + 1
+def _random_segments(num_items: int, num_segments: int, keys: np.ndarray) -> np.ndarray:
+    """Returns int [B, num_segments]: positive lengths that add up to num_items, by keys [B, num_items - 1]."""
+    # t5 shuffles ones among zeros by sorting random numbers.
+    is_start = order_of(keys) < num_segments - 1
+    edges = np.zeros([len(keys), num_segments + 1], np.int64)
+    edges[:, 1:-1] = np.nonzero(is_start)[1].reshape(len(keys), num_segments - 1) + 1
     edges[:, -1] = num_items
     return np.diff(edges)
 

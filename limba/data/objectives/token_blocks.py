@@ -44,15 +44,13 @@ def unwrapped(step: Callable[..., object]) -> Callable[..., object]:
     return step
 
 
-def rows_of_blocks(
-    dataset: Dataset, tokens_per_block: int, rows_of: Callable[[np.ndarray, Words], Rows], seeds_per_block: int = 1
-) -> Dataset:
+def rows_of_blocks(dataset: Dataset, tokens_per_block: int, rows_of: Callable[[np.ndarray, Words], Rows]) -> Dataset:
     """Returns {"inputs", "targets"}, int32 vectors, of {"targets": int32 [n]}, the stream of tokens.
 
     `rows_of(tokens [n], words)` returns a block's rows as `padded` does, which take its tokens in order. n is
-    `tokens_per_block`, or less at the end of a finite stream. It may draw `seeds_per_block` times.
+    `tokens_per_block`, or less at the end of a finite stream.
     """
-    words_of = dataset.take_draws(seeds_per_block)
+    words_of = dataset.take_words()
 
     def rows(tokens: np.ndarray, ends: object, number: int) -> list[tuple[dict[str, np.ndarray], int]]:
         del ends

@@ -12,7 +12,7 @@ import numpy as np
 
 from limba.config import ConfigError, InputError
 from limba.data.dataset import Dataset, preprocessor
-from limba.data.draws import Words
+from limba.data.draws import Words, order_of
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.objectives.token_blocks import NAMES, Features, Rows, Sentinels, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels, sentinel_table
@@ -20,7 +20,6 @@ from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
-ROWS_PER_BLOCK = 32
 LONGEST_WORD = 16  # pieces; longer runs without a marker (addresses, scripts without spaces) count as several words
 
 
@@ -73,7 +72,7 @@ def whole_word_span_corruption(
     window = raw_and_targets(needed["inputs"], *choices)[0]
     placed = Sentinels(vocabulary)
     rows_of = _block_function(begins_word(vocabulary), *choices, window, limits, placed.top, end)
-    return rows_of_blocks(dataset, ROWS_PER_BLOCK * window, placed.placed(rows_of))
+    return rows_of_blocks(dataset, dataset.rows_per_block * window, placed.placed(rows_of))
 
 
 def begins_word(vocabulary: Vocabulary) -> np.ndarray:
@@ -115,9 +114,9 @@ def _block_function(
     end: int | None,
 ) -> Callable[[np.ndarray, Words], Rows]:
     def rows_of(tokens: np.ndarray, words: Words) -> Rows:
-        draws = words.uniform(2 * len(tokens))[0].reshape(2, -1)
+        keys = words.keys(2, len(tokens))
         edges = word_edges(begins[tokens])
-        mask = whole_word_mask(edges, len(tokens), draws, noise_density, mean_noise_span_length, window)
+        mask = whole_word_mask(edges, len(tokens), keys, noise_density, mean_noise_span_length, window)
         ranges = row_edges(mask, edges, *limits)
         pairs = [_row(tokens[start:stop], mask[start:stop], top_sentinel, end) for start, stop in ranges]
         sides = []
@@ -148,12 +147,12 @@ def word_edges(begins: np.ndarray) -> np.ndarray:
 def whole_word_mask(
     edges: np.ndarray,
     num_tokens: int,
-    draws: np.ndarray,
+    keys: np.ndarray,
     noise_density: float,
     mean_noise_span_length: float,
     window: int,
 ) -> np.ndarray:
-    """Returns bool [num_tokens], true in the noise, from the words' edges and uniform draws [2, num_tokens].
+    """Returns bool [num_tokens], true in the noise, from the words' edges and random keys [2, num_tokens].
 
     Each window of `window` tokens has its share of the noise, so that rows are alike; the rounding remainder is added
     to the next window.
@@ -173,18 +172,17 @@ def whole_word_mask(
         spans = min(max(spans, 1), noise, words - noise)
         if not noise:
             continue
-        text_lengths = _random_segments(words - noise, spans, draws[0, start:stop])
-        noise_lengths = _random_segments(noise, spans, draws[1, start:stop])
+        text_lengths = _random_segments(words - noise, spans, keys[0, start:stop])
+        noise_lengths = _random_segments(noise, spans, keys[1, start:stop])
         is_noise = np.repeat(np.tile([False, True], spans), np.stack([text_lengths, noise_lengths], 1).reshape(-1))
         inner = edges[start : stop + 1]
         mask[inner[0] : inner[-1]] = np.repeat(is_noise, np.diff(inner))
     return mask
 
 
-def _random_segments(num_items: int, num_segments: int, draws: np.ndarray) -> np.ndarray:
+def _random_segments(num_items: int, num_segments: int, keys: np.ndarray) -> np.ndarray:
     """Returns int [num_segments]: positive lengths that add up to num_items, all such equally likely."""
-    order = np.argsort(draws[: num_items - 1], kind="stable")
-    inner = np.sort(order[: num_segments - 1]) + 1
+    inner = np.flatnonzero(order_of(keys[: num_items - 1]) < num_segments - 1) + 1
     return np.diff(np.concatenate([[0], inner, [num_items]]))
 
 

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from limba.config import ConfigError, InputError, without_credentials
+from limba.data.draws import Purpose
+from limba.data.sources.columns import joined
 from limba.data.sources.documents import Chosen, Dealt, Part, Share
-from limba.data.sources.order import Counts, Reading, fewer_shards, random_generator
-from limba.data.sources.readers import Unit, joined
+from limba.data.sources.listing import Unit
+from limba.data.sources.order import Counts, Reading, fewer_shards
 from limba.data.sources.units import FileSource
 
 RECORDS_PER_UNIT = 1024
@@ -28,18 +30,17 @@ SUFFIX = ".array_record"
 KINDS = {"bytes_list": "TYPE_BYTES", "float_list": "TYPE_FLOAT", "int64_list": "TYPE_INT64"}  # of tf.train.Examples
 
 
-def permuted(positions: np.ndarray, size: int, *key: int) -> np.ndarray:
-    """Applies a pseudo-random permutation of range(size), chosen by the key, to these positions, int64.
+def permuted(positions: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
+    """Applies a pseudo-random permutation of range(size), chosen by some keys uint64, to these positions, int64.
 
     A Feistel network over the next power of 4, walked until it falls below `size` (Black & Rogaway 2002,
     "Ciphers with arbitrary finite domains"): no table of the corpus's size is made.
 
-    >>> sorted(permuted(np.arange(7), 7, 1, 2).tolist())
+    >>> sorted(permuted(np.arange(7), 7, np.array([8, 1, 5, 2, 9, 3], np.uint64)).tolist())
     [0, 1, 2, 3, 4, 5, 6]
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
-    keys = random_generator("records", *key).randint(0, 2**63 - 1, FEISTEL_ROUNDS, np.int64).astype(np.uint64)
     places = np.asarray(positions, np.uint64).copy()
     walking = np.ones(places.shape, bool)
     while walking.any():
@@ -239,10 +240,9 @@ class _ShardRecords(Share):
     A part has RECORDS_PER_READ of them, which are one chunk.
     """
 
-    width = 1
-
     def __init__(self, source: ArrayRecordSource, reading: Reading, total: int, counts: Counts | None, offset: int):
         super().__init__(source, reading)
+        self.width = 1
         self._records, self._offset = source, offset
         self._total = total if counts is None else counts.total
         self._dealt = None if counts is None else Dealt(reading, counts)
@@ -270,7 +270,8 @@ class _ShardRecords(Share):
         places = self._places(epoch)[part.start : part.stop]
         order = np.arange(places.start, places.stop, places.step)
         if reading.shuffle:
-            order = permuted(order, self._total, reading.seed, epoch)
+            keys = reading.words(Purpose.RECORDS, epoch).raw(FEISTEL_ROUNDS)
+            order = permuted(order, self._total, keys)
         numbers = order + np.searchsorted(self._gaps, order, side="right")
         found = source.records_at(reading.split, numbers)
         return [(number, text) for number, text in found if text and source.filtered(reading.split, [text])]

@@ -1,8 +1,8 @@
 """The documents of one shard of a corpus, in the order in which they are read: a pure function of the place.
 
-An epoch is a permutation of units. A shard reads its share of them: 16 units at a time, one document from each in turn,
-and the documents of a chunk in random order. All of it follows from seed, epoch, unit and chunk. So there is no shuffle
-buffer, and a place holds numbers and no text.
+An epoch is a permutation of units. A shard reads its share of them: 16 units at a time (fewer in a mixture of many
+tasks), one document from each in turn, and the documents of a chunk in random order. All of it follows from seed, task,
+epoch, unit and chunk. So there is no shuffle buffer, and a place holds numbers and no text.
 
 Where documents are not counted, a shard reads whole units. Counted ones are dealt one by one: each shard has a
 contiguous part of the epoch's order, so a unit is read by one shard, or by two where a part ends inside it, and shards
@@ -22,8 +22,8 @@ import numpy as np
 from limba.config import InputError
 from limba.data.dataset import TEXT, Dataset, Document, Item, Place
 from limba.data.sources import order
+from limba.data.sources.notices import say_once
 from limba.data.sources.order import Counts, Reading
-from limba.data.sources.readers import say_once
 from limba.data.sources.splits import Splits
 
 MOST_EMPTY_UNITS = 10_000  # in a row, of a shard with fewer units; seconds
@@ -42,11 +42,11 @@ class Part(NamedTuple):
 class Share(abc.ABC):
     """What one shard reads of each epoch."""
 
-    width = order.INTERLEAVED_UNITS  # parts that are open at once
     most_empty = math.inf  # parts without a document in a row, of an endless reading
 
     def __init__(self, source: Splits, reading: Reading):
         self.source, self.reading = source, reading
+        self.width = order.open_units(source.num_tasks)  # parts that are open at once
 
     @abc.abstractmethod
     def parts(self, epoch: int) -> Sequence[Part]:
@@ -188,13 +188,13 @@ class WholeUnits(_UnitShare):
             raise InputError(
                 f"{source.name} holds no document in split {reading.split!r}; give files with text in them."
             )
-        self.width = min(order.INTERLEAVED_UNITS, max(self._count, 1))
+        self.width = min(self.width, max(self._count, 1))
         # A long line makes many empty units, and by chance a shard may have none but these in several epochs.
         self.most_empty = 2 * self._count + max(order.INTERLEAVED_UNITS, min(64 * self._count, MOST_EMPTY_UNITS))
 
     def parts(self, epoch: int) -> Sequence[Part]:
         reading, total = self.reading, len(self.units)
-        units = order.unit_order(reading.seed, epoch, total) if reading.shuffle else np.arange(total)
+        units = reading.unit_order(epoch, total) if reading.shuffle else np.arange(total)
         own = units if self._divides_rows else units[reading.shard :: reading.num_shards]
         return [Part(unit) for unit in own.tolist()]
 
@@ -203,14 +203,12 @@ class WholeUnits(_UnitShare):
         texts = self.source.read(reading.split, self.units[part.unit], chunk)
         if texts is None:
             return None
-        rows = range(len(texts))
-        if self._divides_rows:
-            own = (order.shard_of_row(row, part.unit, chunk, reading.num_shards) == reading.shard for row in rows)
-            rows = list(itertools.compress(rows, own))
+        rows = np.arange(len(texts))
         if reading.shuffle:
-            permuted = order.random_generator("rows", reading.seed, epoch, part.unit, chunk).permutation(len(rows))
-            rows = [rows[number] for number in permuted]
-        return [(row, texts[row]) for row in rows]
+            rows = reading.chunk_order(epoch, part.unit, chunk, len(texts))
+        if self._divides_rows:
+            rows = rows[order.shard_of_row(rows, part.unit, chunk, reading.num_shards) == reading.shard]
+        return [(row, texts[row]) for row in rows.tolist()]
 
     def epochs(self, epoch: int, num_read: int, num_ended: int) -> float:
         return epoch + num_ended / self._count
@@ -255,7 +253,7 @@ class DealtUnits(_UnitShare):
 
     def parts(self, epoch: int) -> Sequence[Part]:
         reading, number = self.reading, len(self._sizes)
-        permuted = order.unit_order(reading.seed, epoch, number) if reading.shuffle else np.arange(number)
+        permuted = reading.unit_order(epoch, number) if reading.shuffle else np.arange(number)
         ends = np.cumsum(self._sizes[permuted])
         share = order.shares(self._counts.total, epoch, self._offset, reading.num_shards)
         start = int(share[: reading.shard].sum())
@@ -300,7 +298,7 @@ class DealtUnits(_UnitShare):
             texts = texts[: self._counts.chunks[unit][chunk]]
         rows = np.arange(len(texts))
         if reading.shuffle:
-            rows = order.random_generator("dealt", reading.seed, epoch, unit, chunk).permutation(len(texts))
+            rows = reading.chunk_order(epoch, unit, chunk, len(texts))
         stop = None if is_open else max(0, (part.stop or 0) - before)
         return [(row, texts[row]) for row in rows[max(0, part.start - before) : stop].tolist()]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from limba.config.errors import Fix
+from limba.data.draws import Draws, Purpose, Words
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ def shares(total: int, epoch: int, offset: int, num_shards: int) -> np.ndarray:
 
 
 INTERLEAVED_UNITS = 16  # with 16 shards and chunks of 300 documents, neighbours are 75,000 documents apart
+UNITS_OF_ALL_TASKS = 256  # that a shard has open, about
 ENDLESS = 2**62
+Row = TypeVar("Row", int, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Reading:
     """What of a corpus is read, and in which order; see `UnitSource.documents`.
 
     A pass over other files than before begins with a later `first_epoch`, and has at least one epoch. `task` is the
-    number of the task in a mixture.
+    number of the task in a mixture. The order follows from `seed` and the task's name.
     """
 
     split: str
@@ -73,6 +75,19 @@ class Reading:
     num_epochs: int | None
     first_epoch: int = 0
     task: int = 0
+    name: str = ""
+
+    def words(self, purpose: Purpose, epoch: int, number: int = 0) -> Words:
+        """Returns the random words of an epoch's order, which are the same for all shards."""
+        return Draws(self.seed, self.name, era=epoch).words(purpose, number)
+
+    def unit_order(self, epoch: int, num_units: int) -> np.ndarray:
+        """Returns the permutation of the units in an epoch, int64 [num_units]."""
+        return _unit_order(Draws(self.seed, self.name, era=epoch), num_units)
+
+    def chunk_order(self, epoch: int, unit: int, chunk: int, num_documents: int) -> np.ndarray:
+        """Returns the permutation of the documents of a chunk in an epoch, int64 [num_documents]."""
+        return self.words(Purpose.CHUNK, epoch, unit << 32 | chunk).permutation(num_documents)
 
     @property
     def is_endless(self) -> bool:
@@ -85,21 +100,18 @@ class Reading:
         return range(self.first_epoch, max(last, self.first_epoch + (self.first_epoch > 0)))
 
 
-def random_generator(purpose: str, *numbers: int) -> np.random.RandomState:
-    """Returns a random generator that depends only on the purpose and the numbers."""
-    # RandomState, whose numbers numpy promises never to change: an upgrade must not change a run's order.
-    digest = hashlib.blake2b(repr((purpose, *numbers)).encode(), digest_size=16).digest()
-    return np.random.RandomState(np.frombuffer(digest, "<u4"))
-
-
 @functools.lru_cache(maxsize=16)
-def unit_order(seed: int, epoch: int, num_units: int) -> np.ndarray:
-    """Returns the permutation of the units in this epoch, int64 [num_units]."""
-    return random_generator("units", seed, epoch).permutation(num_units)
+def _unit_order(draws: Draws, num_units: int) -> np.ndarray:
+    return draws.words(Purpose.UNITS).permutation(num_units)
 
 
-def shard_of_row(row: int, unit: int, chunk: int, num_shards: int) -> int:
-    """Returns the shard that takes a document, where there are fewer units than shards."""
+def open_units(num_tasks: int) -> int:
+    """Returns the units that a shard reads of a corpus at once, where so many tasks are read side by side."""
+    return min(INTERLEAVED_UNITS, max(1, UNITS_OF_ALL_TASKS // num_tasks))
+
+
+def shard_of_row(row: Row, unit: int, chunk: int, num_shards: int) -> Row:
+    """Returns the shard that takes a document, or those of many, where there are fewer units than shards."""
     return (row + unit + chunk) % num_shards
 
 

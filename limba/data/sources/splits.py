@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -9,17 +10,60 @@ import itertools
 import logging
 import re
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
 from limba.config import ConfigError, InputError
-from limba.data.sources import readers
+from limba.data.sources import columns, listing, readers, remote
+from limba.data.sources.failures import UnitError
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
-from limba.data.sources.order import Counts, fewer_shards, shard_of_row
-from limba.data.sources.parquet import TOKENS, UnitError, read_footer
+from limba.data.sources.order import Counts, fewer_shards, open_units, shard_of_row
+from limba.data.sources.parquet import TOKENS, read_footer
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
 logger = logging.getLogger(__name__)
+
+
+class _OpenUnits:
+    """The units that are open before a chunk, of all sources of this process: the oldest are closed first."""
+
+    MOST = 512
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._open: OrderedDict[tuple[int, listing.Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
+
+    def new_owner(self) -> int:
+        return next(self._numbers)
+
+    def take(self, owner: int, unit: listing.Unit, chunk: int) -> Iterator[list[bytes]] | None:
+        """Returns a reader of the unit whose next chunk is this one; None if none is open."""
+        key = (owner, unit, chunk)
+        with self._lock:
+            waiting = self._open.get(key)
+            if waiting is None:
+                return None
+            reader = waiting.pop()
+            if not waiting:
+                del self._open[key]
+            return reader
+
+    def put(self, owner: int, unit: listing.Unit, chunk: int, reader: Iterator[list[bytes]]) -> None:
+        with self._lock:
+            self._open.setdefault((owner, unit, chunk), []).append(reader)
+            if len(self._open) > self.MOST:
+                self._open.popitem(last=False)  # its generator closes the file
+
+    def close_of(self, owner: int) -> None:
+        with self._lock:
+            for key in [key for key in self._open if key[0] == owner]:
+                del self._open[key]
+
+
+_OPEN = _OpenUnits()
 
 
 class ChunkReader:
@@ -33,22 +77,25 @@ class ChunkReader:
     documents.
     """
 
-    MOST_OPEN, MOST_CACHED, MOST_FOOTERS = 512, 64, 512
+    CACHED_OF_A_UNIT, MOST_FOOTERS = 4, 512
 
     def __init__(
         self,
         column: str | Sequence[str],
-        policy: ReadPolicy = readers.PATIENT,
-        read: Callable[[readers.Unit], Iterator[list[bytes]]] | None = None,
+        policy: ReadPolicy = remote.PATIENT,
+        read: Callable[[listing.Unit], Iterator[list[bytes]]] | None = None,
     ):
         self.footers = functools.lru_cache(self.MOST_FOOTERS)(read_footer)
         self._policy = policy
         self._read = read or (lambda unit: readers.read_chunks(unit, column, policy, self.footers))
+        self._owner = _OPEN.new_owner()
+        weakref.finalize(self, _OPEN.close_of, self._owner)
+        # Shards that divide the documents of a unit read each chunk at about the same time.
+        self._most_cached = self.CACHED_OF_A_UNIT * open_units(policy.num_tasks)
         self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[readers.Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
-        self._cache: OrderedDict[tuple[readers.Unit, int], list[bytes] | None] = OrderedDict()
+        self._cache: OrderedDict[tuple[listing.Unit, int], list[bytes] | None] = OrderedDict()
         self._ends: dict[
-            readers.Unit, tuple[int, str]
+            listing.Unit, tuple[int, str]
         ] = {}  # of skipped units: the first missing chunk, and the reason
 
     @property
@@ -56,7 +103,7 @@ class ChunkReader:
         with self._lock:
             return [(unit.name, f"from chunk {end} on: {reason}") for unit, (end, reason) in self._ends.items()]
 
-    def __call__(self, unit: readers.Unit, chunk: int) -> list[bytes] | None:
+    def __call__(self, unit: listing.Unit, chunk: int) -> list[bytes] | None:
         """Returns the documents of the chunk, or None if the unit ends before it."""
         key = (unit, chunk)
         with self._lock:
@@ -65,10 +112,7 @@ class ChunkReader:
                 return self._cache[key]
             if unit in self._ends and chunk >= self._ends[unit][0]:
                 return None
-            waiting = self._open.get(key)
-            reader = waiting.pop() if waiting else None
-            if waiting == []:
-                del self._open[key]
+        reader = _OPEN.take(self._owner, unit, chunk)
         failure = None
         try:
             if reader is None:
@@ -84,15 +128,13 @@ class ChunkReader:
             if failure is not None:
                 self._skip(unit, chunk, str(failure))
             self._cache[key] = documents
-            if len(self._cache) > self.MOST_CACHED:
+            if len(self._cache) > self._most_cached:
                 self._cache.popitem(last=False)
-            if documents is not None and reader is not None:
-                self._open.setdefault((unit, chunk + 1), []).append(reader)
-            if len(self._open) > self.MOST_OPEN:
-                self._open.popitem(last=False)  # its generator closes the file
+        if documents is not None and reader is not None:
+            _OPEN.put(self._owner, unit, chunk + 1, reader)
         return documents
 
-    def _skip(self, unit: readers.Unit, chunk: int, reason: str) -> None:
+    def _skip(self, unit: listing.Unit, chunk: int, reason: str) -> None:
         if unit not in self._ends:
             logger.warning("The rest of %s is skipped, from chunk %d on: %s", unit.name, chunk, reason)
         if unit not in self._ends or chunk < self._ends[unit][0]:
@@ -142,16 +184,27 @@ class Splits:
         self._resolve = resolve
         self.column = column
         self._validation_percent = validation_percent
-        self.read_by(ReadPolicy())
+        self._policy = ReadPolicy()
         self._lock, self._marks_lock = threading.RLock(), threading.Lock()
         self._files: dict[tuple[str, ...], list[File]] = {}
-        self._units: dict[tuple[str, ...], list[readers.Unit]] = {}
+        self._units: dict[tuple[str, ...], list[listing.Unit]] = {}
         self._marks: dict[tuple[tuple[str, ...], int], list[Mark]] = {}
 
-    def read_by(self, policy: ReadPolicy) -> None:
-        """Sets the policy for failed reads; call it before anything is read."""
-        self._policy = policy
-        self._read = ChunkReader(self.columns, policy)
+    def read_by(self, policy: ReadPolicy) -> Self:
+        """Returns this source with another policy."""
+        found = copy.copy(self)
+        found._policy = policy
+        found.__dict__.pop("_read", None)
+        return found
+
+    @functools.cached_property
+    def _read(self) -> ChunkReader:
+        return ChunkReader(self.columns, self._policy)
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of tasks of the mixture in which this source is read."""
+        return self._policy.num_tasks
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -191,11 +244,11 @@ class Splits:
 
     def list_files(self, patterns: Sequence[str]) -> list[File]:
         """Returns the files of a split, in order."""
-        return readers.list_files(patterns, self._policy)
+        return listing.list_files(patterns, self._policy)
 
-    def list_units(self, patterns: Sequence[str]) -> list[readers.Unit]:
+    def list_units(self, patterns: Sequence[str]) -> list[listing.Unit]:
         """Returns the units of a split, in order."""
-        return readers.list_units(self._listed(patterns), self._policy, self._read.footers)
+        return listing.list_units(self._listed(patterns), self._policy, self._read.footers)
 
     def _listed(self, patterns: Sequence[str]) -> list[File]:
         with self._lock:
@@ -211,9 +264,9 @@ class Splits:
     def sizes(self, split: str) -> list[int] | None:
         """Returns the documents of each unit, as the files say themselves; None where they do not."""
         units = self.units(split)
-        if not units or any(readers.file_format(unit.path)[0] != "parquet" for unit in units):
+        if not units or any(listing.file_format(unit.path)[0] != "parquet" for unit in units):
             return None
-        return readers.group_rows(units, self._policy, self._read.footers)
+        return listing.group_rows(units, self._policy, self._read.footers)
 
     def marks(self, split: str, end_bytes: int | None = None) -> list[Mark]:
         """Returns the marks of the split's files, in order, each read once; see `fingerprints`.
@@ -236,7 +289,7 @@ class Splits:
             raise InputError(f"The size of the files of {self.name} is not known; register the mixture with rates.")
         return sum(sizes)
 
-    def units(self, split: str) -> list[readers.Unit]:
+    def units(self, split: str) -> list[listing.Unit]:
         """Returns the split's units in order; InputError if the split or its files do not exist."""
         with self._lock:
             patterns = tuple(self.patterns_of_split(split))
@@ -250,12 +303,12 @@ class Splits:
     def num_input_examples(self, split: str) -> int | None:
         """Returns None, as seqio allows: counting would read the corpus."""
 
-    def read(self, split: str, unit: readers.Unit, chunk: int) -> list[bytes] | None:
+    def read(self, split: str, unit: listing.Unit, chunk: int) -> list[bytes] | None:
         """Returns the split's documents of one chunk, or None after the unit's last one."""
         documents = self.read_whole(split, unit, chunk)
         return None if documents is None else self.filtered(split, documents)
 
-    def chunks(self, split: str, unit: readers.Unit) -> Iterator[list[bytes]]:
+    def chunks(self, split: str, unit: listing.Unit) -> Iterator[list[bytes]]:
         """Yields the split's documents of a unit, chunk by chunk."""
         for chunk in itertools.count():
             documents = self.read(split, unit, chunk)
@@ -263,7 +316,7 @@ class Splits:
                 return
             yield documents
 
-    def read_whole(self, split: str, unit: readers.Unit, chunk: int) -> list[bytes] | None:
+    def read_whole(self, split: str, unit: listing.Unit, chunk: int) -> list[bytes] | None:
         """Returns all documents of one chunk, including those of the other carved split."""
         del split
         documents = self._read(unit, chunk)
@@ -411,7 +464,7 @@ class Splits:
         return [self._element(piece) for text in texts for piece in self.pieces(text)]
 
     def _element(self, piece: bytes) -> dict[str, bytes]:
-        parts = (piece,) if len(self.keys) == 1 else piece.split(readers.FIELD_SEPARATOR)
+        parts = (piece,) if len(self.keys) == 1 else piece.split(columns.FIELD_SEPARATOR)
         return dict(zip(self.keys, parts, strict=True))
 
     def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:

@@ -27,7 +27,7 @@ from limba.data.vocabulary.load import content_name
 logger = logging.getLogger(__name__)
 
 FORMAT = 6
-ORDER = 0  # in which a corpus is read, and what is drawn; a position of another order cannot be read on
+ORDER = 1  # in which a corpus is read, and what is drawn; a position of another order cannot be read on
 Position = Mapping[str, Any]  # of one shard
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +13,9 @@ import numpy as np
 
 from limba.config import DataConfig
 from limba.data import bridge, user_code
-from limba.data.dataset import TOKENS, Dataset, Document, Item, Mixed, Place
+from limba.data.dataset import TOKENS, Dataset, Document, Item, Mixed, Place, rows_per_block
 from limba.data.deal import WHOLE_UNITS, Deal
+from limba.data.draws import Draws
 from limba.data.objectives.choice import examples_of
 from limba.data.packing import matrices, rows_of
 from limba.data.registry import Mixture, Task
@@ -63,11 +63,6 @@ class Made(NamedTuple):
     place: ShardPlace
 
 
-def _seed(*parts: object) -> int:
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") & 0x7FFF_FFFF
-
-
 @dataclass(frozen=True)
 class Recipe:
     """What the rows of a stream are made from: a task or mixture, its features' lengths, the choice of data, its deal.
@@ -113,8 +108,8 @@ class Recipe:
             spec = dict.fromkeys(self.lengths, TOKENS)
             same_features = [part.map(self._of_mixture, spec) for part in parts]
             rates = np.array([self.task.get_rate(part) for part in self.parts])
-            seed = _seed(config.seed, self.task.name, "mix", shard, *first_epochs.values())
-            dataset = Mixed(same_features, (rates / rates.sum()).tolist(), seed)
+            draws = Draws(config.seed, self.task.name, shard, max(first_epochs.values(), default=0))
+            dataset = Mixed(same_features, (rates / rates.sum()).tolist(), draws)
         return rows_of(dataset, self.lengths, config.pack)
 
     def _of_mixture(self, example: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -124,25 +119,26 @@ class Recipe:
     def _examples(self, number: int, part: Task, shard: int, first_epoch: int) -> Dataset:
         """Returns one task's examples in one shard, repeated for `num_epochs` or endlessly.
 
-        All shards share the seed of the order of documents, because they divide one order. Each shard has its own seed
+        All shards have the same draws for the order of documents, because they divide one order. Each shard has its own
         for the random choices of its preprocessors, such as masks.
         """
         config, deal = self.config, self.deal
         begun = (first_epoch,) if first_epoch else ()
-        shared_seed = _seed(config.seed, part.name)
-        own_seed = _seed(config.seed, part.name, shard, *begun)
+        draws = Draws(config.seed, part.name, shard, first_epoch)
         buffered = config.shuffle_buffer
         if source := self.sources.get(part.name):
-            order = (config.train_split, shard, config.num_shards, shared_seed, config.shuffle)
-            reading = Reading(*order, config.num_epochs, first_epoch, number)
+            order = (config.train_split, shard, config.num_shards, config.seed, config.shuffle)
+            reading = Reading(*order, config.num_epochs, first_epoch, number, part.name)
             counts = deal.counts.get(part.name)
             offset = deal.offset(part.name, config.num_epochs) if counts else 0
             documents = source.dataset(reading, counts, offset)
         else:
-            documents = self._foreign_documents(part, shard, shared_seed, begun)
+            seed = Draws(config.seed, part.name).seed_of_seqio(number=1)
+            documents = self._foreign_documents(part, shard, seed, begun)
             buffered = buffered or self._buffer_of(part, begun)
-        examples = examples_of(part, self.lengths, documents, own_seed)
-        return examples.shuffle(buffered, own_seed) if config.shuffle and buffered else examples
+        documents.rows_per_block = rows_per_block(len(self.parts))
+        examples = examples_of(part, self.lengths, documents, draws)
+        return examples.shuffle(buffered, draws) if config.shuffle and buffered else examples
 
     @functools.cached_property
     def _opened(self) -> bridge.Opened:
@@ -187,9 +183,10 @@ class Shard:
                 return
             rows = matrices([item.value for item in group], self._widths, size)
             documents = [item.documents for item in group]
+            is_last = len(group) < size
             place = place._replace(
                 batch=place.batch + 1,
-                epochs=self._epochs(place, documents),
+                epochs=self.end_of(place) if is_last else self._epochs(place, documents),
                 tokens=self._tokens(place, rows, group),
                 rows=group[-1].place if recipe.is_exact else None,
             )

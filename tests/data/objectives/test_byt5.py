@@ -14,6 +14,7 @@ from limba.config import InputError
 from limba.data import objectives
 from limba.data.objectives.whole_words import whole_word_span_corruption
 from limba.data.vocabulary import load
+from tests.data.t5_draws import vectors_under
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "byt5_spans.json").read_text())
 BYTES = seqio.ByteVocabulary()
@@ -43,13 +44,14 @@ def test_rows_are_those_of_t5_itself(case: dict, caplog: pytest.LogCaptureFixtur
     """As recorded of t5, and as t5 makes them now; it draws two pairs of seeds before those of the masks."""
     documents, lengths = GOLDEN["docs"], case["sequence_length"]
     choices = {name: case[name] for name in ("noise_density", "mean_noise_span_length")}
-    with seqio.map_seed_manager(4), caplog.at_level(logging.WARNING):
-        ours = objectives.span_corruption(stream(documents), lengths, FEATURES, **choices, append_eos=False)
+    vectors = vectors_under(0, map(BYTES.encode, documents), case["noise_density"])
+    with caplog.at_level(logging.WARNING):
+        ours = objectives.span_corruption(vectors, lengths, FEATURES, **choices, append_eos=False)
     with seqio.map_seed_manager(0):
         theirs = preprocessors.span_corruption(stream(documents), lengths, FEATURES, **choices)
     found, of_t5 = (
-        [{name: row[name][row[name] > 0].tolist() for name in FEATURES} for row in rows.as_numpy_iterator()]
-        for rows in (ours, theirs)
+        [{name: row[name][row[name] > 0].tolist() for name in FEATURES} for row in rows]
+        for rows in (ours, theirs.as_numpy_iterator())
     )
     assert len(found) == case["num_rows"] and found[:4] == case["rows"]
     assert found == of_t5

@@ -11,6 +11,7 @@ from scipy import stats
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import ConfigError, DataConfig, InputError, RunConfig
 from limba.data.dataset import TOKENS, Elements
+from limba.data.draws import Draws
 from limba.data.objectives import masked_lm, whole_word_masked_lm
 from limba.data.objectives.masked_language_modeling import ordinary_ids
 from limba.data.objectives.whole_words import begins_word
@@ -28,7 +29,8 @@ LIKELY = 1e-4  # of chi-square's p: a test of all fails once in thousands of see
 
 def made(objective, tokens, vocabulary, length=LENGTH, seed=1, **choices):
     """Returns the rows of a stream of tokens, (inputs, targets)."""
-    vectors = Elements([{"targets": tokens}], {"targets": TOKENS}, next_seed=seed)
+    vectors = Elements([{"targets": tokens}], {"targets": TOKENS})
+    vectors.draws = Draws(seed)
     features = dict.fromkeys(("inputs", "targets"), Feature(vocabulary))
     return [(row["inputs"], row["targets"]) for row in objective(vectors, {"targets": length}, features, **choices)]
 
@@ -155,7 +157,7 @@ def test_what_spells_nothing_is_never_hidden_nor_shown(corpus, vocabulary):
 def test_packed_documents_are_masked_one_by_one_and_become_features():
     vocabulary = ByteVocabulary(extra_ids=1)
     documents = [np.array([*range(10, 10 + size), 1], np.int32) for size in (40, 25, 100, 7)]
-    vectors = Elements([{"targets": each} for each in documents], {"targets": TOKENS}, next_seed=5)
+    vectors = Elements([{"targets": each} for each in documents], {"targets": TOKENS})
     features = dict.fromkeys(("inputs", "targets"), Feature(vocabulary))
     lengths = {"inputs": 80, "targets": 80}
     examples = masked_lm(vectors, lengths, features, noise_density=0.4, mask_share=1.0, whole_documents=True)

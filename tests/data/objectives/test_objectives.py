@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from limba.cli.flags import parse_args
 from limba.config import InputError
-from limba.data import objectives, philox
-from limba.data.draws import Words
+from limba.data import objectives
 from limba.data.objectives import spans as span_corruption
 from limba.data.sources import FileSource
 from limba.data.vocabulary.load import load_vocabulary
+from tests.data.t5_draws import WordsOfSeeds, vectors_under
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "span_corruption.json").read_text())
 
@@ -23,13 +23,6 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "span_corruption.jso
 class GoldenVocabulary(seqio.PassThroughVocabulary):
     extra_ids = GOLDEN["extra_ids"]
     vocab_size = GOLDEN["vocab_size"]
-
-
-class OfSeeds(Words):
-    """The draws of rows whose two seeds t5 has split already, int64 [B, 2, 2]."""
-
-    def uniform_rows(self, num_rows: int, *counts: int) -> list[np.ndarray]:
-        return philox.uniform([self._seeds[:num_rows, 0], self._seeds[:num_rows, 1]], counts)
 
 
 def features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
@@ -58,9 +51,9 @@ def unpadded(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def test_masks_are_t5s():
     for case in GOLDEN["noise_mask"]:
         length, density, mean = case["length"], case["noise_density"], case["mean_noise_span_length"]
-        words = OfSeeds(np.array([case["seeds"]]))
-        draws = span_corruption.draws_of_rows((1, length), words, density)
-        mask = span_corruption.random_spans_noise_mask(length, draws, density, mean)
+        words = WordsOfSeeds(iter([np.array(case["seeds"])]), density)
+        keys = span_corruption.keys_of_rows((1, length), words, density)
+        mask = span_corruption.random_spans_noise_mask(length, keys, density, mean)
         assert mask[0].astype(int).tolist() == case["mask"]
 
 
@@ -68,9 +61,9 @@ def test_masks_are_t5s():
 def test_single_rows_are_t5s():
     for case in GOLDEN["single_example_denoise"]:
         tokens, choices = case["tokens"], (case["noise_density"], case["mean_noise_span_length"])
-        words = OfSeeds(np.array([case["split_seeds"][:2]]))
-        draws = span_corruption.draws_of_rows((1, len(tokens)), words, choices[0])
-        inputs, targets = span_corruption.corrupt_spans(np.array([tokens], np.int32), draws, 125, None, *choices)
+        words = WordsOfSeeds(iter([np.array(case["split_seeds"][:2])]), choices[0])
+        keys = span_corruption.keys_of_rows((1, len(tokens)), words, choices[0])
+        inputs, targets = span_corruption.corrupt_spans(np.array([tokens], np.int32), keys, 125, None, *choices)
         assert inputs[0].tolist() == case["inputs"]
         assert targets[0].tolist() == case["targets"]
 
@@ -96,12 +89,11 @@ def test_lengths_are_t5s():
 
 def test_stream_is_t5s():
     for case in GOLDEN["span_corruption_pipeline"]:
-        # t5 draws two pairs of seeds, for chunks and for splitting, before those of the masks.
-        with seqio.map_seed_manager(case["map_seed"] + 4):
-            dataset = objectives.span_corruption(
-                stream(GOLDEN["docs"]), case["sequence_length"], features(GoldenVocabulary(26, 1)), append_eos=False
-            )
-        examples = list(map(unpadded, dataset.as_numpy_iterator()))
+        vectors = vectors_under(case["map_seed"], GOLDEN["docs"])
+        dataset = objectives.span_corruption(
+            vectors, case["sequence_length"], features(GoldenVocabulary(26, 1)), append_eos=False
+        )
+        examples = list(map(unpadded, dataset))
         assert len(examples) == case["n"]
         for example, expected in zip(examples, case["examples"], strict=False):
             assert {name: value.tolist() for name, value in example.items()} == expected

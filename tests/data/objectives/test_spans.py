@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 from limba.config import ConfigError
-from limba.data.draws import Words
+from limba.data.draws import Draws, Purpose, Words
 from limba.data.objectives import spans
 
 pytestmark = pytest.mark.core
+
+
+def words() -> Words:
+    """The same words each time."""
+    return Draws(seed=3).words(Purpose.ROWS)
+
+
 DENSITIES, MEANS = (0.05, 0.15, 0.3, 0.45, 0.5, 0.6, 0.75), (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 
 
@@ -129,9 +136,8 @@ def rows_of(tokens: list[int], mask: list[bool], top: int, end: int | None) -> t
 def test_rows_are_those_of_their_masks(length: int, end: int | None) -> None:
     random = np.random.default_rng(length)
     tokens = random.integers(2, 80, (5, length)).astype(np.int32)
-    seeds = random.integers(0, 2**40, (5, 2))
     for density, mean in ((0.15, 3.0), (0.5, 1.0), (0.3, 2.0)):
-        draws = spans.draws_of_rows(tokens.shape, Words(seeds), density)
+        draws = spans.keys_of_rows(tokens.shape, words(), density)
         noise, number = spans.num_noise(length, density, mean)
         number = min(number, max(length, 2) - noise)  # of a stream's last row: 3 tokens of density 0.5 have one of text
         assert [each.shape for each in draws] == [(5, noise - 1), (5, max(length, 2) - noise - 1)]
@@ -144,18 +150,18 @@ def test_rows_are_those_of_their_masks(length: int, end: int | None) -> None:
         for row in range(5):
             wanted = rows_of(tokens[row].tolist(), masks[row].tolist(), 99, end)
             assert tuple(side[row].tolist() for side in found) == wanted
-    draws = spans.draws_of_rows(tokens.shape, Words(seeds))
+    draws = spans.keys_of_rows(tokens.shape, words())
     for ours, explicit in (
         (spans.random_spans_noise_mask(length, draws), spans.random_spans_noise_mask(length, draws, 0.15, 3.0)),
         (spans.corrupt_spans(tokens, draws, 99, end)[0], spans.corrupt_spans(tokens, draws, 99, end, 0.15, 3.0)[0]),
-        (draws[1], spans.draws_of_rows(tokens.shape, Words(seeds), 0.15)[1]),
+        (draws[1], spans.keys_of_rows(tokens.shape, words(), 0.15)[1]),
     ):
         np.testing.assert_array_equal(ours, explicit)
 
 
 def test_lengths_of_spans_follow_the_order_of_the_draws() -> None:
     """t5 shuffles num_segments - 1 ones among num_items - 1 places by sorting the draws; equal ones stay in order."""
-    draws = np.array([[0.3, 0.1, 0.9, 0.2, 0.5], [0.5, 0.5, 0.5, 0.5, 0.5]], np.float32)
+    draws = np.array([[3, 1, 9, 2, 5], [5, 5, 5, 5, 5]], np.uint32) << np.uint32(16)
     for number in range(1, 7):
         wanted = []
         for row in draws:
@@ -168,20 +174,23 @@ def test_lengths_of_spans_follow_the_order_of_the_draws() -> None:
 @pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.5, 1.0)])
 @pytest.mark.parametrize("rest", [0, 1, 3, 9])
 def test_a_block_has_its_rows_and_the_shorter_last_one(rest: int, density: float, mean: float) -> None:
-    """Each row with its own seeds, as if it were alone; what is missing of the last one is padding."""
+    """The shorter row draws after the others; what is missing of it is padding."""
     raw, targets = spans.raw_and_targets(16, density, mean)
     noise, number = spans.num_noise(raw, density, mean)
     widths = (raw - noise + number + 1, noise + number + 1)
     assert widths == (16, targets) or density == 0.5
     random = np.random.default_rng(0)
-    tokens, seeds = random.integers(2, 80, 3 * raw + rest).astype(np.int32), random.integers(0, 2**40, (32, 2))
-    made = spans._rows_of_block(tokens, Words(seeds), raw=raw, widths=widths, choices=(99, 1, density, mean))
+    tokens = random.integers(2, 80, 3 * raw + rest).astype(np.int32)
+    made = spans._rows_of_block(tokens, words(), raw=raw, widths=widths, choices=(99, 1, density, mean))
     found = [made["inputs"], made["targets"]]
     assert made["num_tokens"].tolist() == [raw] * 3 + [rest] * (rest > 0)
     assert [len(side) for side in found] == [3 + (rest > 0)] * 2
+    drawn = words()
+    of_whole_rows = spans.keys_of_rows((3, raw), drawn, density)
+    of_rest = spans.keys_of_rows((1, rest), drawn, density)
     for row in range(len(found[0])):
         part = tokens[row * raw : (row + 1) * raw]
-        draws = spans.draws_of_rows((1, len(part)), Words(seeds[row : row + 1]), density)
+        draws = of_rest if row == 3 else [each[row : row + 1] for each in of_whole_rows]
         mask = spans.random_spans_noise_mask(len(part), draws, density, mean)[0]
         for side, wanted in zip(found, rows_of(part.tolist(), mask.tolist(), 99, 1), strict=True):
             assert side[row].tolist() == wanted + [0] * (side.shape[1] - len(wanted))

@@ -56,7 +56,7 @@ def starts_of(folder: Path, style: str, text: str) -> list[bool]:
 
 
 def rows_of(objective, vocabulary: StreamVocabulary, tokens: np.ndarray, lengths: dict[str, int], **choices):
-    vectors = Elements([{"targets": tokens}], {"targets": TOKENS}, next_seed=1)
+    vectors = Elements([{"targets": tokens}], {"targets": TOKENS})
     features = dict.fromkeys(("inputs", "targets"), Feature(vocabulary))
     return list(objective(vectors, lengths, features, **choices))
 

@@ -15,6 +15,7 @@ import tasks.cc100
 import tasks.lm1b
 import tasks.wiki40b  # noqa: F401  each registers its tasks
 from limba.config import DataConfig, InputError
+from limba.data.draws import Draws, Purpose
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import ArrayRecordSource, FileSource, TfdsSource
 from limba.data.sources.array_record import permuted
@@ -38,10 +39,11 @@ def texts(dataset, count=None):
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 65, 1000])
 def test_permuted_is_a_permutation_that_the_key_chooses(size):
-    orders = [tuple(permuted(np.arange(size), size, 3, epoch)) for epoch in range(3)]
+    keys = [Draws(3, era=epoch).words(Purpose.RECORDS).raw(6) for epoch in range(3)]
+    orders = [tuple(permuted(np.arange(size), size, each)) for each in keys]
     assert all(sorted(order) == list(range(size)) for order in orders)
     assert size < 64 or len(set(orders)) == 3
-    assert permuted(np.array([size - 1]), size, 3, 1)[0] == orders[1][-1]  # a place does not need the others
+    assert permuted(np.array([size - 1]), size, keys[1])[0] == orders[1][-1]  # a place does not need the others
 
 
 def test_order_is_drawn_over_all_files(records):
