@@ -73,11 +73,8 @@ def test_the_average_is_that_of_float64(
     monkeypatch.setattr(merging, "BLOCK_BYTES", block_bytes)
     with merged(saved, tmp_path / "out", (20, 30, 40), *weighting) as checkpoints:
         restored = checkpoints.restore_latest(states.abstract())
-    assert (
-        restored is not None
-        and restored.notes == {"step": 40}
-        and restored.positions == {0: {"about": {}, "batch": 40}}
-    )
+    assert restored is not None and restored.notes == {"step": 40}
+    assert restored.positions == {0: {"about": {}, "batch": 40}}
     jax.tree.map(np.testing.assert_array_equal, restored.state.opt_state, states.state(40).opt_state)
     parts = [parameters(step) for step in (20, 30, 40)]
     for found, *several in zip(jax.tree.leaves(restored.state.params), *parts, strict=True):
