@@ -77,7 +77,8 @@ def open_step(attempt: Attempt, needed: int) -> None:
         restore_replaced(directory)
         for child in directory.iterdir():
             if child.name.startswith(f"{attempt.step}.") and UNFINISHED in child.name:
-                child.rmtree()
+                with contextlib.suppress(OSError):  # a process that stood still may go on to write there
+                    child.rmtree()
     free = free_bytes(str(directory))
     if free is not None and free < needed:
         raise OSError(errno.ENOSPC, f"only {size_text(free)} are free, and a checkpoint takes {size_text(needed)}")
@@ -171,6 +172,8 @@ def restore_replaced(directory: epath.Path) -> None:
         return
     for replaced in directory.glob(f"*{REPLACED}"):
         final = replaced.with_name(replaced.name.removesuffix(REPLACED))
+        if not final.name.isdigit():  # a user's own
+            continue
         if not final.exists():
             replaced.rename(final)
         else:
