@@ -36,7 +36,7 @@ from limba.training.optimizer import optimizer_of
 from limba.training.row_reader import RowReader
 from limba.training.skipped_batches import SkippedBatches
 from limba.training.start import first_state, plan_of_run, task_of_run
-from limba.training.state import abstract_state
+from limba.training.state import abstract_state, shardings_of
 from limba.training.update import update_of_run
 
 
@@ -141,7 +141,8 @@ def _train(
                 placement.global_batch, sharding=sharding, config=config.data, row_ids=row_ids_of(vocabulary)
             )
             # The time of the first step begins when it is compiled.
-            update = update_of_run(config, end, model, optimizer, place_batch, ready=recent.restart)
+            shardings = shardings_of(abstract)
+            update = update_of_run(config, end, model, optimizer, shardings, place_batch, ready=recent.restart)
             guard = Guard(config, model, skipped_batches, recent, place_batch)
             guard.begin(start, notes)
             return Loop(config, plan, model, reader, evaluations, recent, guard).run(state, update)

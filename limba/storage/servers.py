@@ -6,6 +6,9 @@ once, in seconds, since its client would try for a minute; during a run it is th
 
 The hub redirects a name of its first years, such as `t5-small`, to where the repository is now. A table answers for the
 names that T5's scripts and examples use.
+
+Every command looks at the addresses among its arguments here, even one that only prints its help, so fsspec, etils and
+the clients are imported in the functions that need them.
 """
 
 import functools
@@ -16,10 +19,6 @@ import socket
 import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
-
-import fsspec
-from etils.epath import gpath
-from fsspec import config
 
 from limba.config import InputError, StorageError, extras, reason_of, without_credentials
 from limba.config.errors import ELSEWHERE
@@ -55,6 +54,10 @@ def settle() -> None:
 
     No environment variable is set, but for an emulated bucket.
     """
+    import fsspec
+    from etils.epath import gpath
+    from fsspec import config
+
     for protocol in ("gs", "gcs"):
         fsspec.register_implementation(protocol, f"{__name__}.Google", clobber=True)
         if protocol in fsspec.registry:
@@ -89,6 +92,7 @@ def _google() -> type:
     """Returns gcsfs's class without its queries by gRPC, unless the user has asked for these."""
     import aiohttp
     import gcsfs.core
+    from fsspec import config
 
     limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
     config.conf.setdefault("gs", {}).setdefault("requests_timeout", limits)
