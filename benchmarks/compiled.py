@@ -21,6 +21,7 @@ program_kib           the optimized program's text
 traced_program        the digest of the step as it is traced, before anything is compiled, and of the versions that
                       compile it: a program with the same digest has the same figures. `--trace` prints it alone, in
                       seconds
+estimated_seconds     total_cycles at the chip's clock
 estimated_mfu         limba/training/metrics/flops.py's FLOPs over total_cycles at the chip's clock and peak
 product_gflops        cpu only, instead of cycles: of a device's matrix products
 kernels               gpu only, instead of cycles, which its compiler does not give: each Pallas call's registers, bytes
@@ -79,7 +80,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
     parser.add_argument("--shard_update", action=argparse.BooleanOptionalAction, default=True, help="see MeshConfig")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
-    parser.add_argument("--predicted", type=int, help="tokens of an encoder's row that have logits; default: all")
     parser.add_argument("--mixed", action="store_true", help="rows that say their own mask: causal, or both directions")
     parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
     parser.add_argument("--save_hlo", metavar="FILE", help="write the optimized program's text")
@@ -239,6 +239,7 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
         "total_cycles": total,
         "bytes_accessed": int(compiled.cost_analysis()["bytes accessed"]),
         **figures,
+        "estimated_seconds": seconds,
         "estimated_mfu": flops / seconds / (topology.peak_flops * devices.size),
         "kernels": kernels,
     }
