@@ -34,7 +34,7 @@ BATCH_AXES = LOGICAL_AXIS_RULES["batch"]
 TRITON = "jax.experimental.pallas.triton"  # by which jax compiles the kernel; jax 0.11 says that it will be removed
 OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16
 COMPUTE_CAPABILITY = 8.0  # of NVIDIA's cards at least, for the Pallas kernel: an A100's; a V100 has 7.0, a T4 7.5
-# Shared memory of a program, in KiB, by compute capability (CUDA C++ programming guide). Other cards: the least of them.
+# Shared memory of a program, in KiB, by compute capability (CUDA C++ programming guide). Other cards: the least of all.
 SHARED_KIB = {8.0: 163, 8.6: 99, 8.7: 163, 8.9: 99, 9.0: 227, 10.0: 227, 10.3: 227, 12.0: 99, 12.1: 99}
 CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
 
@@ -262,7 +262,7 @@ def _obstacle(config: ModelConfig, device: Any) -> str:
     there = SHARED_KIB.get(capability, min(SHARED_KIB.values()))
     if needed > there:
         return (
-            f"needs {needed:g} KiB of shared memory for heads of {config.head_dim} in {config.dtype}, and this"
+            f"needs {needed:g} KiB of shared memory for heads of {config.head_dim} in {config.dtype}, and"
             f" {device.device_kind} has {there}"
         )
     return ""

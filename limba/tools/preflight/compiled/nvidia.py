@@ -136,6 +136,7 @@ def kernels(calls: dict[str, int], dump: str) -> dict[str, dict[str, object]]:
         products = re.findall(
             r"\b(wgmma|mma)(?:\.mma_async)?\.sync\.aligned\.(\w+)\.(?:row\.col\.)?(f32\.\w+\.\w+)", text
         )
+        products += re.findall(r"\b(tcgen05)\.mma\.(cta_group::\d)\.(kind::\w+)", text)  # of compute capability 10
         figures[name[1]] = {
             "calls": calls[name[1]],
             "registers": int(re.findall(r"Used (\d+) registers", done.stderr)[0]),

@@ -160,9 +160,12 @@ def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) 
 
 
 def _kernel_name(rest: str) -> str:
-    """Returns the name given to a Pallas call, from its place in the traced program."""
+    """Returns the name given to a Pallas call, from its place in the traced program.
+
+    A name stands inside those of the transformations that made it, as in `transpose(jvp(name))`.
+    """
     op_name = re.search(r'op_name="([^"]*)"', rest)
     parts = op_name[1].split("/") if op_name else []
     if "pallas_call" not in parts:
         return "unnamed"
-    return parts[parts.index("pallas_call") - 1]
+    return re.sub(r"^(\w+\()*|\)*$", "", parts[parts.index("pallas_call") - 1])
