@@ -61,6 +61,7 @@ BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*((?:> ?)*)\{")
 EXIT_TEST = re.compile(r"scmp\.ge\.s32\.totalorder %\S+, (\d+) /\* loop exit test \*/")
 # In StableHLO's text: a kernel for a TPU, as bytecode.
 KERNEL_BYTECODE = re.compile(r"\\22body\\22: \\22[^\\]*\\22")
+SET = re.compile(r"frozenset\(\{([^{}]*)\}\)")
 # The packages that compile for a platform, beside jax's own.
 COMPILERS = {
     "tpu": ["libtpu"],
@@ -260,7 +261,17 @@ def digest(traced: Any, lowered: Any, topology: topologies.Topology) -> str:
     """
     text = KERNEL_BYTECODE.sub("", lowered.as_text())
     versions = [f"{name} {_version(name)}" for name in ("jax", "jaxlib", *COMPILERS[topology.platform])]
-    return hashlib.sha256("\n".join([*versions, str(traced.jaxpr), text]).encode()).hexdigest()[:32]
+    program_text = with_sorted_sets(str(traced.jaxpr))
+    return hashlib.sha256("\n".join([*versions, program_text, text]).encode()).hexdigest()[:32]
+
+
+def with_sorted_sets(text: str) -> str:
+    """Returns the text of a traced program with the members of each set in order: each process has another one.
+
+    >>> with_sorted_sets("names=frozenset({'dense', 'attended'}))")
+    "names=frozenset({'attended', 'dense'}))"
+    """
+    return SET.sub(lambda found: "frozenset({" + ", ".join(sorted(found[1].split(", "))) + "})", text)
 
 
 def _version(package: str) -> str:

@@ -168,3 +168,11 @@ def test_windows_and_masks_of_rows_compile_for_a_gpu_without_spilling(choices: l
     kernels = json.loads(done.stdout.splitlines()[-1])["kernels"]
     assert len(kernels) == 3 and all("near" in name and each["calls"] == 3 for name, each in kernels.items())
     assert all(each["spilled_bytes"] == 0 and each["products"] for each in kernels.values())
+
+
+def test_the_order_of_a_set_does_not_change_a_digest() -> None:
+    texts = [
+        "policy=Save(names=frozenset({'dense', 'attended'})) x",
+        "policy=Save(names=frozenset({'attended', 'dense'})) x",
+    ]
+    assert compiled.with_sorted_sets(texts[0]) == compiled.with_sorted_sets(texts[1]) == texts[1]
