@@ -17,7 +17,9 @@ from flax import serialization
 
 from limba.cli import convert, flags, generate, program
 from limba.config import InputError, ModelConfig
-from limba.data.vocabulary.load import load_vocabulary, piece_bytes, sentinel_ids
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.sentinels import sentinel_ids
+from limba.data.vocabulary.spelling import piece_bytes
 from limba.export import huggingface as exports
 from limba.export import proof as check
 from limba.export.huggingface import import_folder, network_gin

@@ -10,7 +10,7 @@ import transformers
 
 from limba.cli import convert
 from limba.config import InputError
-from limba.data.vocabulary.load import begin_id
+from limba.data.vocabulary.sentinels import begin_id
 from limba.data.vocabulary.train import NewVocabulary
 from limba.inference.load import load
 from tests import tiny

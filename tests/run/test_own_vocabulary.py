@@ -16,7 +16,7 @@ from etils import epath
 from limba.config import DataConfig, InputError
 from limba.data.tasks import addresses_of, copies_of, resolve_task
 from limba.data.vocabulary import TokenizersVocabulary, files
-from limba.data.vocabulary.load import address_of, content_name, of_run
+from limba.data.vocabulary.addresses import address_of, content_name, of_run
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
 from tests.hub_server import hub
 

@@ -19,7 +19,10 @@ from limba.data.packing import CAUSAL, PREDICTED, batched, model_features
 from limba.data.registry import Feature, TaskRegistry
 from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
-from limba.data.vocabulary.load import SPACE, PieceTable, load_vocabulary, mask_id
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.piece_table import PieceTable
+from limba.data.vocabulary.sentinels import mask_id
+from limba.data.vocabulary.tokenizers import SPACE
 from tests import tiny
 from tests.data.objectives.test_denoisers import real_tokens
 

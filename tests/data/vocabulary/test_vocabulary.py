@@ -15,18 +15,11 @@ from limba.data.dataset import TEXT, Elements
 from limba.data.objectives import tokenize_documents
 from limba.data.registry import Feature
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
-from limba.data.vocabulary.load import (
-    PieceTable,
-    begin_id,
-    check_vocabulary,
-    has_dummy_space,
-    load_vocabulary,
-    mask_id,
-    num_sentinels,
-    piece_bytes,
-    sentinel_ids,
-)
+from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
+from limba.data.vocabulary.piece_table import PieceTable
+from limba.data.vocabulary.sentinels import begin_id, mask_id, num_sentinels, sentinel_ids
 from limba.data.vocabulary.special_ids import of_encoder
+from limba.data.vocabulary.spelling import has_dummy_space, piece_bytes
 from limba.data.vocabulary.train import NewVocabulary, train_vocabulary
 from limba.formats.huggingface_files import write_tokenizer
 from limba.inference.mask_filling import masked_ids
