@@ -345,7 +345,7 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     pieces = pieces_of(trained.vocabulary, 1024, trained.special_ids)
     ours = trained.fill(text, top=3)
     theirs = fills_by_transformers(tmp_path, text, pieces)
-    assert [[fill.ids for fill in each] for each in ours] == [[fill.ids for fill in each] for each in theirs]
+    assert [[fill.ids for fill in gap] for gap in ours] == [[fill.ids for fill in gap] for gap in theirs]
     for each, other in zip(ours, theirs, strict=True):
         assert len(each) == 3 and [fill.text for fill in each] == [fill.text for fill in other]
         np.testing.assert_allclose([f.probability for f in each], [f.probability for f in other], rtol=2e-5)

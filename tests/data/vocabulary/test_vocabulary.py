@@ -117,7 +117,7 @@ def test_the_dummy_space_is_no_byte_of_the_text(vocabulary):
         names = ("decoder_target_tokens", "decoder_loss_weights")
         return sum(sets.num_bytes(*(b[n] for n in names), s).sum() for b, s in zip(batches, starts, strict=True))
 
-    assert sum(each.sum() for each in starts) == len(texts) and total(batches, starts) == num_bytes
+    assert sum(start.sum() for start in starts) == len(texts) and total(batches, starts) == num_bytes
     counts = np.concatenate([sets.counts(b["decoder_target_tokens"], s) for b, s in zip(batches, starts, strict=True)])
     assert counts.sum(axis=-1).min() == 1, "every token's loss goes somewhere"
     width = max(len(loaded.encode(text)) for text in texts) + 1
