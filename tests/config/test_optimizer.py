@@ -84,8 +84,8 @@ def vars_of(rule: OptimizerConfig) -> dict[str, Any]:
 def test_a_field_that_several_rules_have_means_the_same() -> None:
     hints: dict[str, Any] = {}
     for kind in RULES.values():
-        for each in dataclasses.fields(kind):
-            assert hints.setdefault(each.name, each.type) == each.type or each.name == "name", each.name
+        for field in dataclasses.fields(kind):
+            assert hints.setdefault(field.name, field.type) == field.type or field.name == "name", field.name
 
 
 def test_a_rule_is_changed_copied_and_pickled_as_itself() -> None:
