@@ -143,8 +143,8 @@ def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
 def test_the_vocabulary_that_a_t5x_config_names(legacy, vocabulary, tmp_path, capsys):
     def written(text, flag=None):
         (legacy / "config.gin").write_text(T5X_GIN.replace("VOCAB = 128", "VOCAB = 1024") + text)
-        found = exports.vocabulary_of(find(str(legacy)), exports.Choices(vocabulary=flag))
-        return found and tuple(found[0][:2])
+        vocabulary = exports.vocabulary_of(find(str(legacy)), exports.Choices(vocabulary=flag))
+        return vocabulary and tuple(vocabulary[0][:2])
 
     model = "seqio.SentencePieceVocabulary.sentencepiece_model_file = "
     assert written(f"FILE = '{vocabulary}'\nVOCABULARY = @seqio.SentencePieceVocabulary()\n{model}%FILE\n") == (

@@ -212,9 +212,9 @@ def test_the_guard_rewinds_across_a_boundary_and_the_documents_are_found(
         train(given)
         guarded.assert_same_run(given, config)
 
-        found = documents_of_step(config.model_dir, 57, stood_out=True)
-        assert {document.text for row in found for document in row.documents} == set(bad)
-        assert {document.source for row in found for document in row.documents} == {"rewound_stage"}
+        documents = documents_of_step(config.model_dir, 57, stood_out=True)
+        assert {document.text for row in documents for document in row.documents} == set(bad)
+        assert {document.source for row in documents for document in row.documents} == {"rewound_stage"}
     finally:
         seqio.TaskRegistry.remove("rewound_stage")
 
