@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from limba.data.task_modules import import_tasks as import_tasks
     from limba.data.tasks import source_of_files as source_of_files
     from limba.data.vocabulary.character_map import rules_of as rules_of
-    from limba.data.vocabulary.load import PieceTable as PieceTable
+    from limba.data.vocabulary.piece_table import PieceTable as PieceTable
     from limba.data.vocabulary.pieces import spells_bytes as spells_bytes
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
@@ -108,7 +108,7 @@ NAMES = {  # name: where it is defined
     # from texts to ids and back
     "Vocabulary": "limba.data.vocabulary.vocabularies.Vocabulary",
     # what the ids of a vocabulary stand for
-    "PieceTable": "limba.data.vocabulary.load.PieceTable",
+    "PieceTable": "limba.data.vocabulary.piece_table.PieceTable",
     # a SentencePiece model's rules for characters
     "rules_of": "limba.data.vocabulary.character_map.rules_of",
     # why a vocabulary cannot be written for transformers

@@ -35,7 +35,7 @@ from limba.data.tasks import (
     resolve_task,
     unit_sources,
 )
-from limba.data.vocabulary.load import sentinel_table
+from limba.data.vocabulary.sentinels import sentinel_table
 from limba.data.vocabulary.stream import offset_of, row_ids_of
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,9 @@ from limba.data.sources.hub_data import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.splits import Column
 from limba.data.sources.units import DataFiles, FileSource, UnitSource, patterns_of
+from limba.data.vocabulary.addresses import address_of, of_run
 from limba.data.vocabulary.files import check_there, directory_of, keep, place_of
-from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
+from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.special_ids import as_stream
 from limba.data.vocabulary.stream import StreamVocabulary
 

@@ -25,8 +25,10 @@ from limba.data.objectives import derive_lengths
 from limba.data.stream.positions import of_another_order, opened
 from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import Provider
-from limba.data.vocabulary.load import address_of, byte_extra_ids, check_vocabulary
+from limba.data.vocabulary.addresses import address_of
+from limba.data.vocabulary.load import check_vocabulary
 from limba.data.vocabulary.published import text_read_otherwise
+from limba.data.vocabulary.sentinels import byte_extra_ids
 from limba.data.vocabulary.special_ids import check_family
 from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary

@@ -127,9 +127,9 @@ def test_long_inputs_are_cut_aloud_split_or_refused(place: Path, capsys: pytest.
         if len(text) > 100:
             segments = row["segments"]
             assert row["num_segments"] == len(segments) >= 6
-            assert "".join(each["input"] for each in segments).replace(" ", "") == re.sub(r"\s", "", text)
-            assert all(set(each) == {"input", "prediction", "score"} and each["input"] for each in segments)
-            assert row["score"] == pytest.approx(sum(each["score"] for each in segments))
+            assert "".join(segment["input"] for segment in segments).replace(" ", "") == re.sub(r"\s", "", text)
+            assert all(set(segment) == {"input", "prediction", "score"} and segment["input"] for segment in segments)
+            assert row["score"] == pytest.approx(sum(segment["score"] for segment in segments))
             at = 0
             for each in segments:  # every segment's output stands in the whole, in order
                 at = row["prediction"].index(each["prediction"], at) + len(each["prediction"])

@@ -34,7 +34,7 @@ def test_the_verdict_of_one_device_names_memory_and_makes_no_promise(capfd: pyte
     assert figures["largest"][0]["bytes"] >= figures["largest"][-1]["bytes"] > 0
     low, high = figures["estimate"]["tokens_per_second"]
     assert 0 < low < high and figures["estimate"]["mfu"] is None
-    assert any("coder" in each["where"] for each in figures["largest"]), figures["largest"]
+    assert any("coder" in figure["where"] for figure in figures["largest"]), figures["largest"]
     assert capfd.readouterr() == ("", "")  # what XLA prints stays in the process
 
 

@@ -256,5 +256,5 @@ def test_libraries_read_the_same(tmp_path: Path) -> None:
 def test_a_source_of_files_reads_them_too(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     by_pandas(TEXTS * 20, sep=";")(path)
-    found = [each["text"].decode() for each in FileSource(str(path)).documents("train", num_epochs=1)]
+    found = [document["text"].decode() for document in FileSource(str(path)).documents("train", num_epochs=1)]
     assert set(found) == set(TEXTS) and len(found) > 100
