@@ -4,6 +4,7 @@
     python -m benchmarks.data_pipeline --files='corpus/*.jsonl' --vocabulary=my.model
     python -m benchmarks.data_pipeline --t5=CHECKOUT --in_tensorflow    # preprocessors in TensorFlow
     python -m benchmarks.data_pipeline --t5=CHECKOUT --undivided        # and a source that cannot be divided
+    python -m benchmarks.data_pipeline --corpora=1000 --json            # a mixture of so many corpora, at 16 shards
 
 Tokens are the text's tokens before corruption. CPU seconds are of all threads of a process that
 does nothing else. `--t5=CHECKOUT` (and `pip install babel`) times t5's own span corruption on seqio too.
@@ -11,12 +12,16 @@ does nothing else. `--t5=CHECKOUT` (and `pip install babel`) times t5's own span
 With `--in_tensorflow` a task as users of T5X write it is timed: seqio's tokenization and t5's own span corruption on
 text files, as seqio's `get_dataset` alone reads it, and with 1 and 16 data shards, in turn. With `--undivided` its
 source is a seqio.FunctionDataSource of a generator.
+
+With `--corpora` a mixture of so many tasks, each with a corpus of its own of `--megabytes` divided by their number, is
+read at 16 shards, until each shard has opened nearly each corpus.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import json
 import subprocess
 import sys
@@ -147,6 +152,64 @@ def _in_tensorflow(files: str, vocabulary: str, num_shards: int, t5: str | None,
             yield sum(len(part["inputs"]) for part in batch.values()) * RAW_TOKENS
 
 
+def _of_corpora(directory: Path, files: str, vocabulary: str, count: int, megabytes: float) -> Any:
+    """Registers so many tasks, each with a corpus of its own, and a mixture; returns the choice of its data."""
+    from limba.config import DataConfig
+    from limba.data.objectives import span_corruption, tokenize_documents
+    from limba.data.registry import Feature, MixtureRegistry, TaskRegistry
+    from limba.data.sources import FileSource
+    from limba.data.vocabulary.load import load_vocabulary
+
+    paths = sorted(glob.glob(files))
+    lines = [line for path in paths for line in Path(path).read_bytes().splitlines(keepends=True)]
+    features = dict.fromkeys(LENGTHS, Feature(load_vocabulary(vocabulary)))
+    random = np.random.default_rng(0)
+    for number in range(count):
+        path = directory / f"corpus-{number:04}.jsonl"
+        with open(path, "wb") as file:
+            while file.tell() < megabytes * 1e6 / count:
+                file.writelines(lines[i] for i in random.integers(len(lines), size=10))
+        steps = [tokenize_documents, span_corruption]
+        TaskRegistry.add(f"corpus_{number}", FileSource(str(path)), features, steps)
+    MixtureRegistry.add("corpora", [(f"corpus_{number}", 1.0) for number in range(count)])
+    return DataConfig("corpora", LENGTHS, batch_size=ROWS, num_data_shards=16)
+
+
+def measure_corpora(files: str, vocabulary: str, count: int, megabytes: float) -> dict[str, float]:
+    """Returns the figures of a mixture of so many corpora at 16 shards, until each shard has read nearly all."""
+    import psutil
+
+    from limba.data.stream.stages import open_stream
+    from limba.data.tasks import resolve_task
+
+    process = psutil.Process()
+    with tempfile.TemporaryDirectory() as directory:
+        config = _of_corpora(Path(directory), files, vocabulary, count, megabytes)
+        memory_before = process.memory_info().rss / 2**20
+        cpu = time.process_time()
+        with contextlib.closing(open_stream(resolve_task(config), LENGTHS, config, range(16))) as stream:
+            next(stream)
+            first_cpu = time.process_time() - cpu
+            first_memory = process.memory_info().rss / 2**20
+            # Each shard takes ROWS / 16 rows a batch: after 3 times as many as there are corpora it lacks one in 20.
+            num_batches = 3 * count * 16 // ROWS
+            for _ in range(num_batches - 1):
+                next(stream)
+            cpu = time.process_time()
+            for _ in range(20):
+                next(stream)
+            cpu = time.process_time() - cpu
+            memory = process.memory_info().rss / 2**20
+    return {
+        "rss_mb_before": memory_before,
+        "first_batch_cpu_seconds": first_cpu,
+        "first_batch_rss_mb": first_memory,
+        "batches": num_batches + 20,
+        "tokens_per_cpu_second": 20 * ROWS * RAW_TOKENS / cpu,
+        "rss_mb": memory,
+    }
+
+
 def _t5_file(checkout: str | None) -> Path:
     path = Path(checkout or "", "t5/data/preprocessors.py")
     if not checkout or not path.is_file():
@@ -244,8 +307,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--undivided", action="store_true", help="time the same with a function as its source; needs --t5"
     )
+    parser.add_argument("--corpora", type=int, default=0, help="time a mixture of so many corpora, at 16 shards")
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--only", choices=["limba", "seqio", "in_tensorflow", "undivided"], help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--only", choices=["limba", "seqio", "in_tensorflow", "undivided", "corpora"], help=argparse.SUPPRESS
+    )
     parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -253,10 +319,15 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("Megabytes and processes must be above 0.")
     if args.in_tensorflow and args.undivided:
         raise InputError("--in_tensorflow and --undivided are two measurements; give one of them.")
-    if args.t5 or args.in_tensorflow or args.undivided or args.only not in (None, "limba"):
+    if args.corpora < 0:
+        raise InputError(f"--corpora is {args.corpora}; give a whole number above 0.")
+    if args.t5 or args.in_tensorflow or args.undivided or args.only not in (None, "limba", "corpora"):
         _t5_file(args.t5)
     with environment.quiet_imports():
         import limba.data.sources.units  # noqa: F401  without TensorFlow's start-up notes
+    if args.only == "corpora":
+        print(json.dumps(measure_corpora(args.files, args.vocabulary, args.corpora, args.megabytes)))
+        return
     if args.only:
         given = (args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5, args.processes)
         print(json.dumps(measure(*given)))
@@ -278,6 +349,8 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         size = train_vocabulary((text for _, text in zip(range(2000), texts, strict=False)), 8000, vocabulary)
         print(f"a vocabulary of {size:,} pieces", file=sys.stderr)
     common = [f"--files={files}", f"--vocabulary={vocabulary}", f"--megabytes={args.megabytes}"]
+    if args.corpora:
+        return _in_fresh_process([*common, "--only=corpora", f"--corpora={args.corpora}"])
     if args.in_tensorflow or args.undivided:
         what = "undivided" if args.undivided else "in_tensorflow"
         return _compare_shards(what, [*common, f"--t5={args.t5}"])

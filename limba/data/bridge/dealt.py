@@ -7,10 +7,12 @@ all of it away.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
+import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,12 +26,16 @@ from limba.data.sources.order import fewer_shards
 if TYPE_CHECKING:
     import tensorflow as tf
 
+logger = logging.getLogger(__name__)
+
 Row = tuple[bytes, ...]  # a document: each tensor of it as bytes
+Mark = tuple[int, int]  # the number of documents that a shard has taken, and a checksum of them
 
 DOCUMENTS_A_BLOCK = 32  # that a shard takes at once, since each call of Python from TensorFlow costs as much
 BYTES_A_BLOCK = 1 << 18  # at which a block of long documents ends
 MOST_WAITING_BYTES = 1 << 28  # of documents that wait for their shard in memory; what is more waits in files
 BYTES_A_FILE = 1 << 26
+BYTES_CHECKED = 64  # of each part of a document, and its length
 BYTES_A_ROW = 120  # of Python's own, about
 MOST_OPENINGS = 16  # at once; preprocessors that read their data set at several places need several
 
@@ -42,15 +48,19 @@ class Undivided:
     data set again, or at two places, makes one more reading, which the shards share too.
     """
 
-    def __init__(self, name: str, source: tf.data.Dataset, num_shards: int, num_epochs: int | None, failure: Failure):
-        self.name, self.num_shards, self.num_epochs, self._failure_of = name, num_shards, num_epochs, failure
+    def __init__(self, name: str, source: tf.data.Dataset, config: DataConfig, failure: Failure):
+        self.name, self.num_shards, self.num_epochs = name, config.num_shards, config.num_epochs
+        self._failure_of = failure
+        self._refuses_others = config.on_changed_corpus == "refuse"
+        self._expected: dict[int, Mark] = {}  # shard -> what it had taken at the position that it resumes from
+        self.marks: dict[int, Mark] = {}  # shard -> what it has taken
         self._graph = SharedGraph(self._dataset)
         self._spec = source.element_spec
         self._kinds = [each for each in _flat(self._spec) if each is not None]
         # Texts are passed on as they are: a function of TensorFlow's for each document costs more than all else here.
         self._are_texts = all(each is not None and _is_text(each) for each in _flat(self._spec))
         rows = source if self._are_texts else source.map(self._row_of)
-        self.rounds = rows.batch(num_shards)  # a document for each shard; fewer at the end
+        self.rounds = rows.batch(self.num_shards)  # a document for each shard; fewer at the end
         self._shards = set[int]()
         self._openings: list[_Opening] = []  # that of the last call comes last
         self._lock = threading.Lock()
@@ -72,6 +82,33 @@ class Undivided:
         return OfTensorflow(
             shared.dataset(), failure=lambda error: self.failure or self._failure_of(error), shared=shared
         )
+
+    def expect(self, shard: int, mark: Mark) -> None:
+        """Has the documents of a shard compared with those that it took before it was stopped."""
+        self._expected[shard] = mark
+
+    def compare(self, shard: int, mark: Mark) -> None:
+        """Notes what a shard has taken; InputError if they are other documents than it took before."""
+        number, checksum = mark
+        if number > self.marks.get(shard, (0, 0))[0]:
+            self.marks[shard] = mark
+        if number != self._expected.get(shard, (0, 0))[0]:
+            return
+        _, expected = self._expected.pop(shard)
+        if checksum == expected:
+            return
+        sentence = (
+            f"The source of task {self.name} gives other documents than this run has read: one of the first"
+            f" {number * self.num_shards:,} is not the same"
+        )
+        if self._refuses_others:
+            raise InputError(
+                f"{sentence}. A run is resumed with a source that gives the same documents each time, such as one"
+                " with a seed for its shuffle; set DataConfig.on_changed_corpus to 'new_epoch' to read on with the"
+                " present documents.",
+                fix=("DataConfig.on_changed_corpus", "new_epoch"),
+            )
+        logger.warning("%s. The run reads on with the present documents.", sentence)
 
     def _dataset(self, shard: tf.Tensor) -> tf.data.Dataset:
         """Returns the documents of the shard with this number [1]."""
@@ -150,6 +187,18 @@ class Opened:
         """Returns whether the source of (task, first epoch) is open, and is dealt to the shards."""
         return key in self._undivided
 
+    def marks(self, shard: int) -> dict[str, Mark]:
+        """Returns task -> what a shard has taken, of the sources that are dealt."""
+        found = {name: each.marks.get(shard) for (name, _), each in self._undivided.items()}
+        return {name: mark for name, mark in found.items() if mark is not None}
+
+    def expect(self, shard: int, marks: Mapping[str, Sequence[int]]) -> None:
+        """Has the documents of a shard compared with those of these marks."""
+        for (name, _), undivided in self._undivided.items():
+            if name in marks:
+                number, checksum = marks[name]
+                undivided.expect(shard, (number, checksum))
+
     def documents(
         self, task: Task, begun: tuple[int, ...], config: DataConfig, shard: int, seed: int, failure: Failure
     ) -> OfTensorflow:
@@ -173,7 +222,7 @@ class Opened:
         if not Undivided.deals(documents):
             own = documents.shard(num_shards, shard).repeat(config.num_epochs)
             return OfTensorflow(own, failure=failure)
-        undivided = Undivided(task.name, documents, num_shards, config.num_epochs, failure)
+        undivided = Undivided(task.name, documents, config, failure)
         self._undivided[task.name, begun] = undivided
         return undivided.documents(shard)
 
@@ -185,6 +234,7 @@ class _Opening:
         self._source = source
         self._waiting = {shard: _Waiting() for shard in sorted(shards)}
         self.next_block = dict.fromkeys(sorted(shards), 0)
+        self._marks: dict[int, Mark] = dict.fromkeys(sorted(shards), (0, 0))
         self._rounds: Iterator | None = None  # of the current epoch
         self._num_documents = 0  # of the current epoch so far
         self._epochs_begun = 0
@@ -200,6 +250,9 @@ class _Opening:
             row = waiting.pop()
             rows.append(row)
             num_bytes += sum(map(len, row))
+            number, checksum = self._marks[shard]
+            self._marks[shard] = (number + 1, _checksum(row, checksum))
+            self._source.compare(shard, self._marks[shard])
         self.next_block[shard] += 1
         return rows
 
@@ -329,6 +382,14 @@ def _rows_in(file: IO[bytes]) -> list[Row]:
     file.seek(0)
     sizes = np.load(file, allow_pickle=False)
     return [tuple(file.read(size) for size in of_row) for of_row in sizes.tolist()]
+
+
+def _checksum(row: Row, before: int) -> int:
+    """Returns a checksum of a document and those before it, whose checksum is `before`."""
+    for part in row:
+        size = len(part).to_bytes(8, "little")
+        before = zlib.crc32(part[:BYTES_CHECKED] + size, before)
+    return before
 
 
 def _num_bytes(row: Row) -> int:

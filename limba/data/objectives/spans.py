@@ -255,7 +255,8 @@ def _random_segments(num_items: int, num_segments: int, keys: np.ndarray) -> np.
     # t5 shuffles ones among zeros by sorting random numbers.
     is_start = order_of(keys) < num_segments - 1
     edges = np.zeros([len(keys), num_segments + 1], np.int64)
-    edges[:, 1:-1] = np.nonzero(is_start)[1].reshape(len(keys), num_segments - 1) + 1
+    starts = np.flatnonzero(is_start).reshape(len(keys), num_segments - 1)  # counted through all rows
+    edges[:, 1:-1] = starts - (num_items - 1) * np.arange(len(keys))[:, None] + 1
     edges[:, -1] = num_items
     return np.diff(edges)
 

@@ -55,6 +55,7 @@ def shares(total: int, epoch: int, offset: int, num_shards: int) -> np.ndarray:
 
 INTERLEAVED_UNITS = 16  # with 16 shards and chunks of 300 documents, neighbours are 75,000 documents apart
 UNITS_OF_ALL_TASKS = 256  # that a shard has open, about
+CHUNK_STRIDE = 101  # shards between chunks: where each has few documents, some chunks serve all shards
 ENDLESS = 2**62
 Row = TypeVar("Row", int, np.ndarray)
 
@@ -112,7 +113,7 @@ def open_units(num_tasks: int) -> int:
 
 def shard_of_row(row: Row, unit: int, chunk: int, num_shards: int) -> Row:
     """Returns the shard that takes a document, or those of many, where there are fewer units than shards."""
-    return (row + unit + chunk) % num_shards
+    return (row + unit + CHUNK_STRIDE * chunk) % num_shards
 
 
 def fewer_shards(without: int) -> Fix:

@@ -26,17 +26,21 @@ from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 logger = logging.getLogger(__name__)
 
 
-class _OpenUnits:
+class OpenUnits:
     """The units that are open before a chunk, of all sources of this process: the oldest are closed first."""
 
     MOST = 512
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Python may collect a reader of chunks, and call `close_of`, at any place
         self._numbers = itertools.count()
         self._open: OrderedDict[tuple[int, listing.Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def new_owner(self) -> int:
+        """Returns the number by which a reader of chunks knows its own."""
         return next(self._numbers)
 
     def take(self, owner: int, unit: listing.Unit, chunk: int) -> Iterator[list[bytes]] | None:
@@ -52,18 +56,21 @@ class _OpenUnits:
             return reader
 
     def put(self, owner: int, unit: listing.Unit, chunk: int, reader: Iterator[list[bytes]]) -> None:
+        """Keeps a reader of the unit, whose next chunk is this one."""
         with self._lock:
             self._open.setdefault((owner, unit, chunk), []).append(reader)
             if len(self._open) > self.MOST:
                 self._open.popitem(last=False)  # its generator closes the file
 
     def close_of(self, owner: int) -> None:
+        """Closes the units of one reader of chunks."""
         with self._lock:
-            for key in [key for key in self._open if key[0] == owner]:
-                del self._open[key]
+            for key in list(self._open):
+                if key[0] == owner:
+                    self._open.pop(key, None)
 
 
-_OPEN = _OpenUnits()
+OPEN = OpenUnits()
 
 
 class ChunkReader:
@@ -88,8 +95,8 @@ class ChunkReader:
         self.footers = functools.lru_cache(self.MOST_FOOTERS)(read_footer)
         self._policy = policy
         self._read = read or (lambda unit: readers.read_chunks(unit, column, policy, self.footers))
-        self._owner = _OPEN.new_owner()
-        weakref.finalize(self, _OPEN.close_of, self._owner)
+        self._owner = OPEN.new_owner()
+        weakref.finalize(self, OPEN.close_of, self._owner)
         # Shards that divide the documents of a unit read each chunk at about the same time.
         self._most_cached = self.CACHED_OF_A_UNIT * open_units(policy.num_tasks)
         self._lock = threading.Lock()
@@ -112,7 +119,7 @@ class ChunkReader:
                 return self._cache[key]
             if unit in self._ends and chunk >= self._ends[unit][0]:
                 return None
-        reader = _OPEN.take(self._owner, unit, chunk)
+        reader = OPEN.take(self._owner, unit, chunk)
         failure = None
         try:
             if reader is None:
@@ -131,7 +138,7 @@ class ChunkReader:
             if len(self._cache) > self._most_cached:
                 self._cache.popitem(last=False)
         if documents is not None and reader is not None:
-            _OPEN.put(self._owner, unit, chunk + 1, reader)
+            OPEN.put(self._owner, unit, chunk + 1, reader)
         return documents
 
     def _skip(self, unit: listing.Unit, chunk: int, reason: str) -> None:
@@ -464,8 +471,9 @@ class Splits:
         return [self._element(piece) for text in texts for piece in self.pieces(text)]
 
     def _element(self, piece: bytes) -> dict[str, bytes]:
-        parts = (piece,) if len(self.keys) == 1 else piece.split(columns.FIELD_SEPARATOR)
-        return dict(zip(self.keys, parts, strict=True))
+        if len(self.keys) == 1:
+            return {self.keys[0]: piece}
+        return dict(zip(self.keys, piece.split(columns.FIELD_SEPARATOR), strict=True))
 
     def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:
         """Returns (name of the unit, number in it, text) of a document that `Documents` has read."""

@@ -35,7 +35,8 @@ class ShardPlace(NamedTuple):
     """Where a shard is: the batches given so far, what was read for them, and the place of its rows.
 
     `batches_before` are those of passes over other files than now. `epochs` and `tokens` are by task; tokens are
-    counted in a mixture.
+    counted in a mixture. `marks` are, of each source of others that is dealt, the number of documents that were taken
+    and their checksum.
     """
 
     batch: int
@@ -44,6 +45,7 @@ class ShardPlace(NamedTuple):
     epochs: Mapping[str, float]
     tokens: Mapping[str, int]
     rows: Place
+    marks: Mapping[str, Sequence[int]] = {}
 
     @staticmethod
     def beginning() -> ShardPlace:
@@ -141,7 +143,7 @@ class Recipe:
         return examples.shuffle(buffered, draws) if config.shuffle and buffered else examples
 
     @functools.cached_property
-    def _opened(self) -> bridge.Opened:
+    def opened(self) -> bridge.Opened:
         """The sources that are opened once for all shards of this process."""
         return bridge.Opened()
 
@@ -152,7 +154,7 @@ class Recipe:
         until num_data_shards buffers are full.
         """
         size = part.shuffle_buffer_size
-        if size is None or (part.name, begun) not in self._opened:
+        if size is None or (part.name, begun) not in self.opened:
             return size
         return -(-size // self.config.num_shards)
 
@@ -160,7 +162,7 @@ class Recipe:
         """Returns a shard's documents of a source that is not ours."""
         failure = functools.partial(failure_of_code, part)
         with user_code.of_task(part, advice_on(part)):
-            return self._opened.documents(part, begun, self.config, shard, seed, failure)
+            return self.opened.documents(part, begun, self.config, shard, seed, failure)
 
 
 class Shard:
@@ -177,6 +179,7 @@ class Shard:
         dataset = self._dataset
         if place.first_epochs:
             dataset, _ = recipe.rows(self.index, place.first_epochs)
+        recipe.opened.expect(self.index, place.marks)
         items = dataset.read(place.rows)
         while group := list(itertools.islice(items, size)):
             if is_endless and len(group) < size:
@@ -189,6 +192,7 @@ class Shard:
                 epochs=self.end_of(place) if is_last else self._epochs(place, documents),
                 tokens=self._tokens(place, rows, group),
                 rows=group[-1].place if recipe.is_exact else None,
+                marks=recipe.opened.marks(self.index),
             )
             yield Made(rows, documents, place)
 

@@ -83,7 +83,7 @@ def test_joining_gives_the_text_back(objective, num_tokens):
 
 
 def test_every_objective_is_tested_and_documented():
-    """A new one needs a recorded digest, a case of provenance, a line of the page, and its name where gin explains."""
+    """A new one needs a recorded digest, a case of documents, a line of the page, and its name where gin explains."""
     assert set(RECORDED) == set(NAMES), "record the digest of its rows"
     assert set(NAMES) <= {name.split()[0] for name in test_documents.OBJECTIVES}
     table = (ROOT / "docs/settings.md").read_text().partition("| `OBJECTIVE` | makes |")[2].partition("\n\n")[0]

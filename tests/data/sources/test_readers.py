@@ -158,7 +158,7 @@ def test_empty_documents_nulls_and_byte_order_mark_are_left_out(tmp_path):
 def test_chunks_do_not_depend_on_the_order_of_reading(tmp_path, suffix, monkeypatch):
     monkeypatch.setattr(readers, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(ChunkReader, "CACHED_OF_A_UNIT", 0)
-    monkeypatch.setattr(splits._OpenUnits, "MOST", 2)
+    monkeypatch.setattr(splits.OpenUnits, "MOST", 2)
     unit = listing.list_units(listing.list_files([str(write(tmp_path / f"c{suffix}"))]))[0]
     forward, anyhow = ChunkReader("text"), ChunkReader("text")
     chunks = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ def task_of(function: Callable, *more: Callable, name: str = "streamed") -> seqi
 
 
 def config_of(**choices: Any) -> DataConfig:
-    return DataConfig("streamed", LENGTHS, batch_size=16, num_data_shards=NUM_SHARDS, **choices)
+    return DataConfig("streamed", LENGTHS, **{"batch_size": 16, "num_data_shards": NUM_SHARDS, **choices})
 
 
 def batches(stream: Any, count: int) -> list[dict[int, Mapping[str, np.ndarray]]]:
@@ -108,6 +109,47 @@ def test_rows_do_not_depend_on_the_number_of_hosts_and_a_resumed_run_goes_on() -
     assert_same(batches(resumed, 10), after)
     assert function.opened <= function.drawn // NUM_TEXTS + 1
     resumed.close()
+
+
+class Another(Function):
+    """The same function with one other text."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.number = number
+
+    def texts(self) -> Iterator[str]:
+        for number, text in enumerate(super().texts()):
+            yield f"{text}!" if number == self.number else text
+
+
+@pytest.mark.parametrize("policy", ["refuse", "new_epoch"])
+def test_other_documents_the_second_time_are_one_sentence(policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the first step, where the run has taken them; those behind it are nothing that it has read."""
+    config = config_of(on_changed_corpus=policy)
+    stream = open_stream(task_of(Function()), LENGTHS, config, range(NUM_SHARDS))
+    batches(stream, 10)
+    positions = json.loads(json.dumps(stream.positions()))
+    positions = {int(shard): position for shard, position in positions.items()}
+    stream.close()
+    taken = {position["place"]["marks"]["streamed"][0] for position in positions.values()}
+    assert max(taken) < NUM_TEXTS // NUM_SHARDS
+    changed = 3 + NUM_SHARDS * 5
+    stream = open_stream(task_of(Another(changed)), LENGTHS, config, range(NUM_SHARDS))
+    sentence = "The source of task streamed gives other documents than this run has read: one of the first"
+    if policy == "refuse":
+        with pytest.raises(InputError, match=f"{sentence} [0-9]+ is not the same. A run is resumed with a source"):
+            stream.begin(10, positions)
+    else:
+        stream.begin(10, positions)
+        next(stream)
+        assert caplog.text.count(sentence) == 1
+    stream.close()
+    # What the run has not taken may be another text.
+    stream = open_stream(task_of(Another(NUM_TEXTS - 1)), LENGTHS, config_of(), range(NUM_SHARDS))
+    stream.begin(10, positions)
+    next(stream)
+    stream.close()
 
 
 def test_epochs_begin_anew_at_the_first_shard() -> None:
@@ -231,7 +273,7 @@ def test_a_preprocessor_that_looks_at_its_data_set_gets_that_of_each_shard() -> 
 def test_documents_of_any_kind_stay_what_they_are(source: Callable[[], tf.data.Dataset]) -> None:
     whole = source()
     assert Undivided.deals(whole)
-    dealt = Undivided("any", whole, 4, 1, lambda error: None)
+    dealt = Undivided("any", whole, config_of(num_epochs=1), lambda error: None)
     parts = [dealt.documents(shard).source for shard in range(4)]
     for shard in (2, 0, 1, 3):  # one after the other: the documents of the others wait
         assert parts[shard].element_spec == whole.element_spec
@@ -247,7 +289,7 @@ def test_documents_that_wait_for_a_shard_that_is_behind_are_in_files(monkeypatch
     monkeypatch.setattr(undivided, "MOST_WAITING_BYTES", 20_000)
     monkeypatch.setattr(undivided, "BYTES_A_FILE", 5_000)
     whole = tf.data.Dataset.range(3000).map(tf.strings.as_string)
-    dealt = Undivided("any", whole, 3, 1, lambda error: None)
+    dealt = Undivided("any", whole, config_of(num_epochs=1, num_data_shards=3, batch_size=12), lambda error: None)
     parts = [dealt.documents(shard) for shard in range(3)]
     readings = [iter(part) for part in parts]
     numbers = [list(itertools.islice(readings[0], 900))]
