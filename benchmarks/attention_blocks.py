@@ -141,8 +141,10 @@ def compiled(args: argparse.Namespace) -> None:
             heads = [shape(args.batch, args.length, args.heads, width, dtype=dtype)] * 4
             diagonals = shape(args.heads, 2 * args.length, dtype=jnp.float32) if args.bias else None
             ids = shape(args.batch, args.length, dtype=jnp.int32)
-            program = jax.jit(run).trace(*heads, diagonals, ids).lower(lowering_platforms=("cuda",)).compile()
-            kernels = nvidia.kernels(costs_of_program(program.as_text()).kernels, dump)
+            compiling = jax.jit(run).trace(*heads, diagonals, ids).lower(lowering_platforms=("cuda",))
+            text = compiling.compile().as_text()
+            assert text is not None  # as on all platforms that jax compiles for
+            kernels = nvidia.kernels(costs_of_program(text).kernels, dump)
             line = {"card": topology.kind, "width": width, "dtype": jnp.dtype(dtype).name, "kernels": kernels}
             print(json.dumps(line), flush=True)
 

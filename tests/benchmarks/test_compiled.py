@@ -120,6 +120,7 @@ def test_windows_of_long_rows_have_fewer_products_and_less_memory(monkeypatch, c
     assert windows["live_gib_per_chip"] < 0.8 * whole["live_gib_per_chip"]
 
 
+@pytest.mark.night  # the landing has tests/training/test_compiled_figures.py
 @pytest.mark.aot
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: bash launch/setup.sh tpu")
 def test_a_step_compiles_for_a_tpu_pod() -> None:

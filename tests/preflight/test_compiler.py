@@ -88,6 +88,7 @@ def test_the_printed_change_of_a_run_that_does_not_fit_fits_when_it_is_compiled(
 NEEDS_LIBTPU = "needs libtpu: bash launch/setup.sh tpu"
 
 
+@pytest.mark.night
 @pytest.mark.aot
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason=NEEDS_LIBTPU)
 def test_the_printed_change_of_a_run_that_does_not_fit_a_tpu_is_taken_by_its_compiler() -> None:
