@@ -1,13 +1,18 @@
-"""A card's half hour: what only a GPU can measure, in parts of at most eight minutes, by the programs that are here.
+"""What only a card or a TPU can measure, in the order of its worth, in one call of at most eight minutes.
 
     python -m benchmarks.card --output=FOLDER
-    python -m benchmarks.card --output=FOLDER --parts=base,attention
+    python -m benchmarks.card --output=FOLDER --parts=base,torch
+    python -m benchmarks.card --output=FOLDER --bucket=gs://BUCKET/FOLDER     # on a TPU VM: and a run in that bucket
     python -m benchmarks.card --output=FOLDER --dry_run       # on the CPU in tiny sizes: does every command run?
+    python -m benchmarks.card --output=FOLDER --dry_run=tpu   # the same of a TPU's parts
 
-Needs jax 0.10 to 0.12 for the card; neither TensorFlow nor a network.
+Needs jax for the card or the TPU; neither TensorFlow nor a network. torch is measured where it is installed.
+A card is compared with torch and with what its compiler says; of a TPU these are the first ten minutes: its devices, a
+step beside its compiled account, a run that is killed and resumed, and its export.
+
 FOLDER/PART.json has a part's commands with their seconds, exit codes and figures, the device and jax's version;
-FOLDER/card.md has the figures as a table. A part whose file is there is not run again; an interrupted one leaves none,
-and is. Ends with 1 if a command has failed.
+FOLDER/card.md has the figures as a table. Both are written after each command, and a command that has ended is not run
+again: the same call goes on with what is left. Ends with 1 if a command has failed.
 """
 
 from __future__ import annotations
@@ -29,20 +34,25 @@ from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, did_you_mean, environment
 from limba.storage.files import write_whole
+from limba.tools.preflight.compiled import nvidia, topologies
 from tasks.demo import pydoc_corpus
 
 ROOT = Path(__file__).parent.parent
-SECONDS = 480.0  # that a part may take
+SECONDS = 480.0  # that a call may take
+LEAST_SECONDS = 20.0  # that a command is begun with: the imports and the compilation of a step take as long
 DEVICE = """
 import json, jax
 device = jax.devices()[0]
-print(json.dumps({"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}))
+found = {"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}
+print(json.dumps(found | {"devices": jax.device_count(), "processes": jax.process_count()}))
 """
 SHAPE = {"inputs": 512, "targets": 114, "dtype": "bfloat16"}
 TINY = {"size": "tiny", "batch": 8, "inputs": 32, "targets": 16}
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 LETTERS = 5  # of a token at least, so that the steps of `fast` and Adafactor are at most four passes over the text
 SHOWN = {  # in card.md; the parts' files have all figures
-    "seconds_per_step", "mfu", "tokens_per_second", "tokens_per_cpu_second", "live_gib_per_chip", "device_peak_gib",
+    "devices", "seconds_per_step", "estimated_seconds", "mfu", "estimated_mfu", "tokens_per_second",
+    "tokens_per_cpu_second", "live_gib_per_chip", "device_peak_gib",
     "live_bytes", "compile_seconds", "kills", "batches_compared", "relative_difference_of_the_loss_by_step",
     "times_slower_than_limba", "loss", "bits_per_byte", "passes", "says",
 }  # fmt: skip
@@ -57,16 +67,25 @@ class Card:
     kind: str  # jax's device_kind
     corpus: Path
     is_tiny: bool
+    number: int = 1  # of the devices
+    bucket: str = ""
+    seconds: float = SECONDS  # of the call
 
     @property
     def topology(self) -> str:
-        """The name of such a card among those that a step can be compiled for, which need not be here."""
-        return next((f"{name}-1" for name in ("a100", "h100", "h200") if name in self.kind.lower()), "cpu-1")
+        """The name of these devices among those that a step can be compiled for, which need not be here."""
+        found = topologies.of_devices(self.kind, self.number)
+        can_compile = found is not None and (found.platform == "tpu" or found.kind in nvidia.CARDS)
+        return found.name if found is not None and can_compile else "cpu-1"
 
     def program(self, name: str, *flags: str, **values: object) -> list[str]:
         """Returns the command of one of these programs, with tiny sizes if this is a dry run."""
-        values |= TINY if self.is_tiny and "size" in values else {}
-        return [sys.executable, "-m", f"benchmarks.{name}", *flags, *(f"--{key}={values[key]}" for key in values)]
+        if self.is_tiny and "size" in values:
+            values |= TINY
+            if "predicted" in values:
+                values["predicted"] = TINY["targets"] // 2
+        choices = [f"--{key}" if values[key] is None else f"--{key}={values[key]}" for key in values]
+        return [sys.executable, "-m", f"benchmarks.{name}", *flags, *choices]
 
     def step(self, **values: object) -> list[str]:
         """Returns the command that times a step."""
@@ -113,11 +132,80 @@ def _data(card: Card) -> Commands:
 
 
 def _torch(card: Card) -> Commands:
+    """Returns transformers' T5 beside ours: compiled with torch's FlexAttention, as its users run it fastest, first."""
     if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
         return {}
     values = {"size": "base", "batch": 64, **SHAPE, "rounds": 1, "steps": 1 if card.is_tiny else 5}
     plain = card.program("peers", "--torch", "--json", **values)
-    return {"base, batch 64": plain, "base, batch 64, torch.compile": [*plain, "--compile"]}
+    with_flex = [*plain, "--compile", "--torch_attention=flex_attention"]
+    # FlexAttention has no gradient on a CPU.
+    fastest = {} if card.is_tiny else {"base, batch 64, torch.compile, flex_attention": with_flex}
+    return fastest | {
+        "base, batch 64, torch.compile, sdpa": [*plain, "--compile"],
+        "base, batch 64, sdpa, not compiled": plain,
+    }
+
+
+def _encoder(card: Card) -> Commands:
+    """Returns a step of ModernBERT base with its windows, 30 % of 1,024 tokens masked."""
+    shape = {"targets": 1024, "predicted": 320, "dtype": "bfloat16", "optimizer": "adamw"}
+    each = {"none": 32, "minimal": 64}
+    return {
+        f"modernbert base, batch {batch}, remat {remat}": card.step(
+            **{**shape, "family": "modernbert", "size": "base", "batch": batch, "remat": remat}
+        )
+        for remat, batch in each.items()
+    }
+
+
+def _language_model(card: Card) -> Commands:
+    shape = {"targets": 1024, "dtype": "bfloat16", "optimizer": "adamw", "remat": "minimal"}
+    return {"lm 1.0b, batch 32": card.step(**shape, family="lm", size="1.0b", batch=32)}
+
+
+def _repeats(card: Card) -> Commands:
+    """Returns the step of `base` with operations whose sums have one order: what exact resumption costs on a GPU."""
+    flags = f"XLA_FLAGS={DETERMINISTIC}"
+    return {
+        f"base, batch {batch}, remat {remat}, {DETERMINISTIC}": [
+            "env", flags, *card.step(size="base", batch=batch, remat=remat)
+        ]
+        for remat, batch in {"none": 64, "minimal": 128}.items()
+    }  # fmt: skip
+
+
+def _tpu_step(card: Card) -> Commands:
+    """Returns a step of base as a scan, and what the compiler says of it."""
+    values = {"size": "base", "batch": 32 * card.number, "remat": "minimal", **SHAPE}
+    return {
+        "measured": card.step(**{**values, "scan": None}),
+        "said by the compiler": card.program("compiled", "--json", "--no-packed", topology=card.topology, **values),
+    }
+
+
+def _export(card: Card) -> Commands:
+    """Returns a short run and its folder for transformers; that is proven where torch is installed."""
+    run = card.folder / "export"
+    train = _train(card, run, steps=20)
+    proof = [] if all(map(importlib.util.find_spec, ("torch", "transformers"))) else ["--no_check"]
+    convert = [sys.executable, "-m", "limba", "convert", str(run), str(card.folder / "huggingface"), *proof]
+    return {"limba train, 20 steps": train, "limba convert": convert}
+
+
+def _bucket(card: Card) -> Commands:
+    """Returns a run in the bucket, and the same one resumed for as many steps again."""
+    if not card.bucket:
+        return {}
+    run = f"{card.bucket.rstrip('/')}/limba-card"
+    return {"begun": _train(card, run, steps=20), "resumed": _train(card, run, steps=40)}
+
+
+def _train(card: Card, model_dir: Path | str, steps: int) -> list[str]:
+    gin = {
+        "CORPUS": card.corpus, "VOCABULARY": "byte", "VOCAB_SIZE": 384, "TASK_FEATURE_LENGTHS": {"inputs": 64},
+        "TRAIN_STEPS": steps, "CHECKPOINT_PERIOD": 20, "EVAL_PERIOD": 20, "MODEL_DIR": model_dir,
+    }  # fmt: skip
+    return [sys.executable, "-m", "limba", "train", "gin/demo.gin", *(f"--gin.{name}={gin[name]}" for name in gin)]
 
 
 def _fast(card: Card) -> Commands:
@@ -128,18 +216,34 @@ def _fast(card: Card) -> Commands:
     return {f"{steps} steps": card.program("speedrun", *flags, seeds=1, steps=steps, depth=depth)}
 
 
-PARTS: dict[str, Callable[[Card], Commands]] = {
-    "tests": _tests,
-    "base": _steps("base", {"none": 64, "minimal": 128, "full": 128}),
-    "large": _steps("large", {"none": 24, "minimal": 96, "full": 128}, vocab=64_000),
-    "mt5": _steps("base", {"none": 48, "minimal": 96, "full": 128}, family="mt5"),
-    "attention": _steps("base", {"none": 64, "minimal": 128}, attention="einsum"),  # beside the kernels' in `base`
-    "memory": _memory,
-    "demo": _demo,
-    "data": _data,
+# In the order of their worth, as far as eight minutes go.
+GPU_PARTS: dict[str, Callable[[Card], Commands]] = {
+    "base": _steps("base", {"none": 64, "minimal": 128}),
     "torch": _torch,
+    "encoder": _encoder,
+    "lm": _language_model,
+    "repeats": _repeats,
+    "tests": _tests,
+    "attention": _steps("base", {"none": 64, "minimal": 128}, attention="einsum"),  # beside the kernels' in `base`
+    "demo": _demo,
+    "memory": _memory,
+    "large": _steps("large", {"minimal": 96, "none": 24, "full": 128}, vocab=64_000),
+    "full": _steps("base", {"full": 128}),
+    "mt5": _steps("base", {"none": 48, "minimal": 96, "full": 128}, family="mt5"),
+    "data": _data,
     "fast": _fast,
 }
+TPU_PARTS: dict[str, Callable[[Card], Commands]] = {
+    "devices": lambda card: {"devices": [sys.executable, "-c", DEVICE]},
+    "step": _tpu_step,
+    "demo": _demo,
+    "export": _export,
+    "bucket": _bucket,
+    "encoder": _encoder,
+    "lm": _language_model,
+    "data": _data,
+}
+PARTS = {"gpu": GPU_PARTS, "tpu": TPU_PARTS}
 
 
 def ran(command: Sequence[str], seconds: float, is_tiny: bool) -> dict[str, Any]:
@@ -164,11 +268,11 @@ def ran(command: Sequence[str], seconds: float, is_tiny: bool) -> dict[str, Any]
     code = started.returncode
     wrong = ""
     if is_over:
-        wrong = f"over the part's {SECONDS:g} s"
+        wrong = f"over {seconds:.0f} s"
     elif code != 0:
         wrong = f"ended with {code}: {_last(errors) or _last(out)}"
     result = {"command": command, "seconds": time.monotonic() - began, "exit_code": code, "wrong": wrong}
-    return {**result, "figures": _figures(out), "output": (out + errors)[-4000:]}
+    return {**result, "is_over": is_over, "figures": _figures(out), "output": (out + errors)[-4000:]}
 
 
 def _last(text: str) -> str:
@@ -209,10 +313,10 @@ def _done(folder: Path, part: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {"runs": {}}
 
 
-def table(folder: Path) -> str:
+def table(folder: Path, parts: Sequence[str]) -> str:
     """Returns the figures of the parts' files as a Markdown table."""
     lines = ["| part | device | what | seconds | figures |", "| --- | --- | --- | --- | --- |"]
-    for part in PARTS:
+    for part in parts:
         done = _done(folder, part)
         for what, run in done["runs"].items():
             figures = "; ".join(shown(run["figures"]))
@@ -225,48 +329,94 @@ def table(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _run(card: Card, part: str, device: Mapping[str, str]) -> None:
-    """Runs a part's commands, and writes its file and the table."""
-    commands = PARTS[part](card)
-    runs = {}
-    began = time.monotonic()
-    if card.is_tiny:  # the first of each program is enough
-        commands = dict({pair[1][2]: pair for pair in reversed(commands.items())}.values())
+def _commands(card: Card, part: str, parts: Mapping[str, Callable[[Card], Commands]]) -> Commands:
+    """Returns the commands of a part; of a dry run the first of each program."""
+    commands = parts[part](card)
+    if not card.is_tiny:
+        return commands
+    first: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     for what, command in commands.items():
+        program_of = tuple(word for word in command if word.startswith("benchmarks.")) or tuple(command[2:4])
+        first.setdefault(program_of, (what, command))
+    return dict(first.values())
+
+
+def _run(card: Card, part: str, commands: Commands, device: Mapping[str, str], seconds: float) -> bool:
+    """Runs the commands of a part that have not ended yet, in so many seconds; returns whether all have.
+
+    Its file and the table are written after each command. One that the call's end cuts off is no failure, unless it had
+    nearly all of the call.
+    """
+    end = time.monotonic() + seconds
+    done = _done(card.folder, part)
+    runs = done["runs"] if done.get("platform") == device["platform"] else {}  # not those of a dry run
+    for what, command in commands.items():
+        left = end - time.monotonic()
+        if what in runs:
+            continue
+        if left < min(LEAST_SECONDS, card.seconds / 2):
+            return False
         print(f"{part}: {what} …", flush=True)
-        runs[what] = ran(command, SECONDS - (time.monotonic() - began), card.is_tiny)
-        print(f"  {runs[what]['wrong'] or '; '.join(shown(runs[what]['figures']))}", flush=True)
-    if runs:
+        result = ran(command, left, card.is_tiny)
+        if result.pop("is_over") and left < 0.9 * card.seconds:
+            print("  no time is left for it; the next call begins with it", flush=True)
+            return False
+        runs[what] = result
+        print(f"  {result['wrong'] or '; '.join(shown(result['figures']))}", flush=True)
         write_whole(card.folder / f"{part}.json", json.dumps({"part": part, **device, "runs": runs}, indent=1))
-    (card.folder / "card.md").write_text(table(card.folder) + "\n")
+        (card.folder / "card.md").write_text(table(card.folder, list(PARTS[_kind(device)])) + "\n")
+    return True
+
+
+def _kind(device: Mapping[str, str]) -> str:
+    return "tpu" if device["platform"] == "tpu" or device.get("as") == "tpu" else "gpu"
 
 
 def main(argv: Sequence[str]) -> int:
+    began = time.monotonic()
     parser = Parser("-m benchmarks.card", __doc__ or "", "python")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="for the parts' files and card.md")
-    parser.add_argument("--parts", default=",".join(PARTS), help="names with commas between; default: all")
+    parser.add_argument("--parts", help="names with commas between; default: all of the device's, in their order")
     parser.add_argument("--corpus", type=Path, metavar="FILE", help="text; default: Python's language reference")
-    parser.add_argument("--dry_run", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--bucket", default="", metavar="gs://…", help="on a TPU: where a run is begun and resumed")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="that this call may take; default: 480")
+    parser.add_argument(
+        "--dry_run",
+        nargs="?",
+        const="gpu",
+        choices=list(PARTS),
+        help="tiny sizes on the CPU, of a card's parts or a TPU's",
+    )
     args = parser.parse_args(argv)
-    parts = args.parts.split(",")
-    for part in parts:
-        if part not in PARTS:
-            raise InputError(f"--parts has {part}{did_you_mean(part, PARTS)[:-1]}; the parts are {', '.join(PARTS)}.")
     # In a process of its own: jax keeps a card's memory while its process lives.
-    probe = ran([sys.executable, "-c", DEVICE], SECONDS, args.dry_run)
+    probe = ran([sys.executable, "-c", DEVICE], args.seconds, bool(args.dry_run))
     device = probe["figures"]
-    if probe["wrong"] or (device["platform"] != "gpu" and not args.dry_run):
-        raise InputError(f"jax sees no GPU here ({probe['wrong'] or device['device']}); --dry_run tries the commands.")
+    if probe["wrong"] or (device["platform"] not in PARTS and not args.dry_run):
+        found = probe["wrong"] or device["device"]
+        raise InputError(f"jax sees neither a GPU nor a TPU here ({found}); --dry_run tries the commands.")
+    device = {**device, "as": args.dry_run or device["platform"]}
+    there = PARTS[_kind(device)]
+    parts = args.parts.split(",") if args.parts else list(there)
+    for part in parts:
+        if part not in there:
+            raise InputError(f"--parts has {part}{did_you_mean(part, there)[:-1]}; the parts are {', '.join(there)}.")
     args.output.mkdir(parents=True, exist_ok=True)
     folder = args.output.resolve()
     if args.corpus is None:
         pydoc_corpus(folder / "corpus.jsonl")
-    card = Card(folder, device["device"], (args.corpus or folder / "corpus.jsonl").resolve(), args.dry_run)
+    corpus = (args.corpus or folder / "corpus.jsonl").resolve()
+    card = Card(folder, device["device"], corpus, bool(args.dry_run), device["devices"], args.bucket, args.seconds)
+    left = []
     for part in parts:
-        if _done(folder, part).get("platform") != device["platform"]:  # not even after a dry run
-            _run(card, part, device)
+        seconds = args.seconds - (time.monotonic() - began)
+        if not _run(card, part, _commands(card, part, there), device, seconds):
+            left.append(part)
     failed = [part for part in parts if any(run["wrong"] for run in _done(folder, part)["runs"].values())]
-    print(f"{folder / 'card.md'} has the table." + (f" Failed: {', '.join(failed)}." if failed else ""))
+    print(f"{folder / 'card.md'} has the table.")
+    if left:
+        print(f"Left: {', '.join(left)}; the same command goes on with them.")
+    if failed:
+        print(f"Failed: {', '.join(failed)}.")
     return 1 if failed else 0
 
 

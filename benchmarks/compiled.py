@@ -14,8 +14,14 @@ kernel_cycles         Pallas calls: the bundles of their compiled schedule times
                       schedule cannot be read, their FLOPs at 60 % of peak (`kernels` says which)
 total_cycles          both; collectives carry no estimate, see all_reduce_mib, reduce_scatter_mib and all_gather_mib
 live_gib_per_chip     arguments + outputs + temporaries - aliased
+bytes_accessed        tpu only: what XLA's operations read and write, by its own count; a loop's body counts once
+fusions               fusions that a device runs, loops multiplied
 compile_cpu_seconds   of tracing and compiling, all threads
 program_kib           the optimized program's text
+traced_program        the digest of the step as it is traced, before anything is compiled, and of the versions that
+                      compile it: a program with the same digest has the same figures. `--trace` prints it alone, in
+                      seconds
+estimated_seconds     total_cycles at the chip's clock
 estimated_mfu         limba/training/metrics/flops.py's FLOPs over total_cycles at the chip's clock and peak
 product_gflops        cpu only, instead of cycles: of a device's matrix products
 kernels               gpu only, instead of cycles, which its compiler does not give: each Pallas call's registers, bytes
@@ -29,6 +35,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -51,6 +59,15 @@ KERNEL_EFFICIENCY = 0.6  # of the peak, for a Pallas call whose schedule cannot 
 # In a schedule's text: a bundle, whose address is 0 or hexadecimal, with its loops; and the test that ends a loop.
 BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*((?:> ?)*)\{")
 EXIT_TEST = re.compile(r"scmp\.ge\.s32\.totalorder %\S+, (\d+) /\* loop exit test \*/")
+# In StableHLO's text: a kernel for a TPU, as bytecode.
+KERNEL_BYTECODE = re.compile(r"\\22body\\22: \\22[^\\]*\\22")
+SET = re.compile(r"frozenset\(\{([^{}]*)\}\)")
+# The packages that compile for a platform, beside jax's own.
+COMPILERS = {
+    "tpu": ["libtpu"],
+    "gpu": ["jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12", "jax-cuda13-plugin", "nvidia-cuda-nvcc"],
+    "cpu": [],
+}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -64,10 +81,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
     parser.add_argument("--shard_update", action=argparse.BooleanOptionalAction, default=True, help="see MeshConfig")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
-    parser.add_argument("--predicted", type=int, help="tokens of an encoder's row that have logits; default: all")
     parser.add_argument("--mixed", action="store_true", help="rows that say their own mask: causal, or both directions")
     parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
     parser.add_argument("--save_hlo", metavar="FILE", help="write the optimized program's text")
+    parser.add_argument("--trace", action="store_true", help="compile nothing; print the traced program's digest")
     args = parser.parse_args(argv)
     check_sizes(args)
     _divide_fields(args)
@@ -178,11 +195,11 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
     topology = topologies.topology(args.topology)
     config = model_of(args)
     devices = topologies.devices_of(topology, dump)
-    # A card is described and not here, so jax has to be told what to lower for.
-    platforms = ("cuda",) if topology.platform == "gpu" else None
     began = time.perf_counter()
     cpu_began = time.process_time()
-    compiled = trace_step(args, config, devices).lower(lowering_platforms=platforms).compile()
+    traced = trace_step(args, config, devices)
+    lowered = _lower(traced, topology)
+    compiled = lowered.compile()
     compiling = {
         "compile_seconds": time.perf_counter() - began,
         "compile_cpu_seconds": time.process_time() - cpu_began,
@@ -193,13 +210,19 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
             file.write(text)
     costs = costs_of_program(text)
     figures = {
+        "live_bytes": live_bytes(compiled),
         "live_gib_per_chip": live_bytes(compiled) / 2**30,
+        "fusions": costs.fusions,
+        "collectives": {
+            kind: {"calls": calls, "bytes": costs.collective_bytes[kind]} for kind, calls in costs.collectives.items()
+        },
         "all_reduce_mib": costs.collective_bytes["all-reduce"] / 2**20,
         "all_gather_mib": costs.collective_bytes["all-gather"] / 2**20,
         "reduce_scatter_mib": costs.collective_bytes["reduce-scatter"] / 2**20,
         "other_collectives_mib": costs.collective_bytes["other"] / 2**20,
         **compiling,
         "program_kib": len(text) / 2**10,
+        "traced_program": digest(traced, lowered, topology),
     }
     if topology.platform == "gpu":
         return figures | {"kernels": nvidia.kernels(costs.kernels, dump)}
@@ -215,10 +238,55 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
         "fusion_cycles": costs.fusion_cycles,
         "kernel_cycles": total - costs.fusion_cycles,
         "total_cycles": total,
+        "bytes_accessed": int(compiled.cost_analysis()["bytes accessed"]),
         **figures,
+        "estimated_seconds": seconds,
         "estimated_mfu": flops / seconds / (topology.peak_flops * devices.size),
         "kernels": kernels,
     }
+
+
+def _lower(traced: Any, topology: topologies.Topology) -> Any:
+    """Returns the traced step in StableHLO, for the platform of the topology."""
+    # A card is described and not here, so jax has to be told what to lower for.
+    platforms = ("cuda",) if topology.platform == "gpu" else None
+    return traced.lower(lowering_platforms=platforms)
+
+
+def digest(traced: Any, lowered: Any, topology: topologies.Topology) -> str:
+    """Returns a digest of the traced step and of the packages that compile it.
+
+    The text of the kernels' bytecode is left out of StableHLO, since it has the files and lines of their code; the
+    traced program says what they compute.
+    """
+    text = KERNEL_BYTECODE.sub("", lowered.as_text())
+    versions = [f"{name} {_version(name)}" for name in ("jax", "jaxlib", *COMPILERS[topology.platform])]
+    program_text = with_sorted_sets(str(traced.jaxpr))
+    return hashlib.sha256("\n".join([*versions, program_text, text]).encode()).hexdigest()[:32]
+
+
+def with_sorted_sets(text: str) -> str:
+    """Returns the text of a traced program with the members of each set in order: each process has another one.
+
+    >>> with_sorted_sets("names=frozenset({'dense', 'attended'}))")
+    "names=frozenset({'attended', 'dense'}))"
+    """
+    return SET.sub(lambda found: "frozenset({" + ", ".join(sorted(found[1].split(", "))) + "})", text)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def digest_of_step(args: argparse.Namespace) -> str:
+    """Returns the digest of the step that the flags describe; nothing is compiled."""
+    topology = topologies.topology(args.topology)
+    with tempfile.TemporaryDirectory() as dump:
+        traced = trace_step(args, model_of(args), topologies.devices_of(topology, dump))
+        return digest(traced, _lower(traced, topology), topology)
 
 
 def kernel_cycles(calls: Counter[str], argv: Sequence[str], flops_per_cycle: float) -> dict[str, dict[str, Any]]:
@@ -329,12 +397,18 @@ def main(argv: Sequence[str]) -> None:
         devices = topologies.devices_of(topologies.topology(args.topology), args.kernels)
         compile_kernels(trace_step(args, model_of(args), devices).jaxpr, devices.flat[0])
         return
+    if args.trace:
+        print(digest_of_step(args))
+        return
     figures = compile_step(args)
     if args.json:
         print(json.dumps({**vars(args), **figures}))
         return
     for name, value in figures.items():
-        if name == "kernels":
+        if name in ("kernels", "collectives"):
+            continue
+        if isinstance(value, str):
+            print(f"{name:24}{value}")
             continue
         number = f"{value:,.4g}" if value < 1e4 else f"{value / 1e6:,.1f} M"
         print(f"{name:24}{number}")

@@ -3,9 +3,9 @@
     python -m benchmarks.generate --rounds=3
     python -m benchmarks.generate --folder=MODEL --texts=TEXTS.jsonl --column=text --num=50
 
-The first: T5 1.1 `small`, random weights, float32, a batch of 8, 64 new tokens (the end of sequence forbidden), each
-in a separate process, in turn; ratios are taken round by round. The second: a Hugging Face folder with a
-tokenizer, read by both, greedy and by beams. Both need requirements-results.txt.
+The first: T5 1.1 of a `--size`, by default `small`, random weights, float32, a batch of 8, 64 new tokens (the end of
+sequence forbidden), each in a separate process, in turn; ratios are taken round by round. The second: a Hugging Face
+folder with a tokenizer, read by both, greedy and by beams. Both need requirements-results.txt.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 
-SMALL = {"emb_dim": 512, "num_heads": 6, "head_dim": 64, "mlp_dim": 1024, "layers": 8, "vocab_size": 32_128}
+SIZES = {
+    "small": {"emb_dim": 512, "num_heads": 6, "head_dim": 64, "mlp_dim": 1024, "layers": 8, "vocab_size": 32_128},
+    "base": {"emb_dim": 768, "num_heads": 12, "head_dim": 64, "mlp_dim": 2048, "layers": 12, "vocab_size": 32_128},
+}
 BEAMS = {"num_beams": 4, "length_penalty": 0.8, "early_stopping": True}
 EOS = 1
 
 
 def _inputs(args: argparse.Namespace) -> np.ndarray:
-    return np.random.default_rng(0).integers(3, SMALL["vocab_size"], (args.batch, args.inputs)).astype(np.int32)
+    random = np.random.default_rng(0)
+    return random.integers(3, SIZES[args.size]["vocab_size"], (args.batch, args.inputs)).astype(np.int32)
 
 
 def time_limba(args: argparse.Namespace) -> float:
@@ -45,11 +49,11 @@ def time_limba(args: argparse.Namespace) -> float:
     from limba.inference.search import banned_mask
     from limba.model import Network
 
-    sizes = {name: value for name, value in SMALL.items() if name != "layers"}
-    layers = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), SMALL["layers"])
+    sizes = dict(SIZES[args.size])
+    layers = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), sizes.pop("layers"))
     model = Network(ModelConfig(**sizes, **layers, dtype="float32"))
     params = jax.jit(model.init)(jax.random.key(0))
-    banned = jnp.asarray(banned_mask(SMALL["vocab_size"], SMALL["vocab_size"], [EOS]))
+    banned = jnp.asarray(banned_mask(sizes["vocab_size"], sizes["vocab_size"], [EOS]))
     inputs = jnp.asarray(_inputs(args))
     config = GenerationConfig(max_tokens=args.tokens, num_beams=args.beams)
     return median_seconds(
@@ -63,14 +67,15 @@ def time_torch(args: argparse.Namespace) -> float:
     import torch
     import transformers
 
+    sizes = SIZES[args.size]
     make: Any = transformers.T5Config  # its stub lacks the fields that all configurations have
     config = make(
-        vocab_size=SMALL["vocab_size"],
-        d_model=SMALL["emb_dim"],
-        d_kv=SMALL["head_dim"],
-        d_ff=SMALL["mlp_dim"],
-        num_layers=SMALL["layers"],
-        num_heads=SMALL["num_heads"],
+        vocab_size=sizes["vocab_size"],
+        d_model=sizes["emb_dim"],
+        d_kv=sizes["head_dim"],
+        d_ff=sizes["mlp_dim"],
+        num_layers=sizes["layers"],
+        num_heads=sizes["num_heads"],
         feed_forward_proj="gated-gelu",
         tie_word_embeddings=False,
         decoder_start_token_id=0,
@@ -137,7 +142,7 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _run(args: argparse.Namespace, peer: str) -> float:
-    names = ("batch", "inputs", "tokens", "beams", "repeats")
+    names = ("size", "batch", "inputs", "tokens", "beams", "repeats")
     command = [sys.executable, "-m", "benchmarks.generate", f"--only={peer}"]
     return reported([*command, *(f"--{name}={getattr(args, name)}" for name in names)], "seconds")
 
@@ -145,6 +150,7 @@ def _run(args: argparse.Namespace, peer: str) -> float:
 def main(argv: Sequence[str]) -> None:
     parser = Parser("-m benchmarks.generate", __doc__ or "", "python")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--repeats", type=int, default=3, help="timed batches of each per round")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--inputs", type=int, default=64, help="maximum number of input tokens")

@@ -2,12 +2,14 @@
 
     python -m benchmarks.peers --t5x=CHECKOUT --torch --rounds=3
     python -m benchmarks.peers --torch --dtype=bfloat16                       # torch under autocast
-    python -m benchmarks.peers --torch --compile --size=base --batch=64 --dtype=bfloat16      # on a GPU
+    python -m benchmarks.peers --torch --compile --torch_attention=flex_attention --size=base --batch=64 \
+        --dtype=bfloat16                                                      # on a GPU
 
 T5 1.1, random tokens, Adafactor, dropout off, each in a process of its own: ours, then each peer, then
 ours again, … A shared machine drifts, so the ratios are taken round by round. Of T5X its network and loss run
 (`examples/t5/network.py`, `losses.py` of a checkout), under optax's Adafactor; torch needs requirements-results.txt,
-and on a GPU a torch for CUDA. transformers' attention is torch's scaled_dot_product_attention.
+and on a GPU a torch for CUDA. transformers' attention is torch's scaled_dot_product_attention, or with
+--torch_attention=flex_attention torch's FlexAttention, which reads the relative bias while it computes the scores.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from limba.cli.arguments import Parser
 from limba.config import InputError, ModelConfig, environment
 
 LEARNING_RATE = 1e-2
+FLEX = "flex_attention"
 
 
 def _sizes(args: argparse.Namespace) -> ModelConfig:
@@ -96,6 +99,9 @@ def time_torch(args: argparse.Namespace) -> float:
     import torch
     import transformers
 
+    if args.torch_attention == FLEX and not torch.cuda.is_available():
+        raise InputError(f"--torch_attention={FLEX} has a gradient on a GPU alone, and torch sees none; give sdpa.")
+
     sizes = _sizes(args)
     config = transformers.T5Config(
         vocab_size=sizes.vocab_size,
@@ -108,7 +114,7 @@ def time_torch(args: argparse.Namespace) -> float:
         feed_forward_proj="gated-gelu",
         pad_token_id=0,
         dropout_rate=0.0,
-        **{"tie_word_embeddings": False, "decoder_start_token_id": 0, "attn_implementation": "sdpa"},
+        **{"tie_word_embeddings": False, "decoder_start_token_id": 0, "attn_implementation": args.torch_attention},
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = transformers.T5ForConditionalGeneration(config)
@@ -143,6 +149,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--t5x", help="a checkout of T5X")
     parser.add_argument("--torch", action="store_true", help="Hugging Face transformers on torch")
     parser.add_argument("--compile", action="store_true", help="torch.compile of transformers' model")
+    parser.add_argument("--torch_attention", choices=["sdpa", FLEX, "eager"], default="sdpa", help="transformers' own")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3, help="timed steps of each per round")
     parser.add_argument("--only", choices=["t5x", "torch"], help="time only this peer, in this process")
@@ -155,7 +162,9 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps({"seconds_per_step": time_t5x(args) if args.only == "t5x" else time_torch(args)}))
         return
     peers = {"t5x": ["--only=t5x", f"--t5x={args.t5x}"]} if args.t5x else {}
-    peers |= {"torch": ["--only=torch", *(["--compile"] if args.compile else [])]} if args.torch else {}
+    if args.torch:
+        compiles = ["--compile"] if args.compile else []
+        peers["torch"] = ["--only=torch", f"--torch_attention={args.torch_attention}", *compiles]
     if not peers:
         raise InputError("No peer is named; give --t5x=CHECKOUT, --torch, or both.")
     seconds: dict[str, list[float]] = {"limba": [], **{name: [] for name in peers}}

@@ -1,10 +1,12 @@
 """Times the training step of a model on random tokens, on this machine's devices.
 
     python -m benchmarks.train_step --size=small --batch=8 --inputs=512 --targets=114 --dtype=float32 --json
+    python -m benchmarks.train_step --family=modernbert --size=base --batch=32 --targets=1024 --predicted=320
+    python -m benchmarks.train_step --family=lm --size=1.0b --batch=16 --targets=1024 --optimizer=adamw
 
-Prints seconds per step (median), tokens per second (inputs and targets), peak resident memory in MB, compile seconds,
-the GiB that the compiler says a device holds, those that it held where the device tells them, and the MFU where the
-device's peak is known.
+A decoder-only model and an encoder have no inputs of their own. Prints seconds per step (median), tokens per second
+(inputs and targets), peak resident memory in MB, compile seconds, the GiB that the compiler says a device holds, those
+that it held where the device tells them, and the MFU where the device's peak is known.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, ModelConfig, environment
 from limba.config.optimizer import RULES
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def median_seconds(run: Callable[[], object], repeats: int) -> float:
@@ -50,7 +56,6 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     import numpy as np
 
     from limba.config import LossConfig, MeshConfig, optimizer_config
-    from limba.data.packing import model_features
     from limba.model import Network
     from limba.sharding.mesh import batch_sharding, make_mesh
     from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
@@ -66,15 +71,12 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     choice = optimizer_config(name=args.optimizer)
     optimizer = make_optimizer(choice, args.steps)
     schedule = make_schedule(choice.schedule, args.steps)
-    state = create_state(model, optimizer, mesh, seed=0)
     shardings = state_shardings(model, optimizer, mesh)
+    state = create_state(model, optimizer, shardings, seed=0)
     limits = (np.full(2, np.inf, np.float32),) if args.drops else ()
     gradient = Gradient(model, LossConfig(), args.microbatches)
     step = jit_train_step(gradient, optimizer, schedule, shardings, args.drops)
-    random = np.random.default_rng(0)
-    lengths = {"inputs": args.inputs, "targets": args.targets}
-    rows = {name: random.integers(3, config.vocab_size, (args.batch, width)) for name, width in lengths.items()}
-    batch = place_batch(model_features(rows), batch_sharding(mesh))
+    batch = place_batch(random_batch(config, args), batch_sharding(mesh))
     key = jax.random.key(0)
 
     began = time.perf_counter()
@@ -87,11 +89,12 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
         jax.block_until_ready((state, metrics))
         seconds.append(time.perf_counter() - began)
     typical = statistics.median(seconds[1:])
+    inputs = 0 if config.is_decoder_only else args.inputs
     figures = {
         "seconds_per_step": typical,
         "seconds_per_step_min": min(seconds[1:]),
         "seconds_per_step_max": max(seconds[1:]),
-        "tokens_per_second": args.batch * (args.inputs + args.targets) / typical,
+        "tokens_per_second": args.batch * (inputs + args.targets) / typical,
         "sequences_per_second_per_device": args.batch / typical / mesh.size,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "compile_seconds": compile_seconds,
@@ -103,9 +106,25 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
         figures["device_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
     peak = peak_flops_per_device()
     if peak:
-        flops = flops_per_sequence(config, args.inputs, args.targets) * args.batch
+        flops = flops_per_sequence(config, inputs, args.targets, args.predicted) * args.batch
         figures["mfu"] = flops / typical / (peak * mesh.size)
     return figures
+
+
+def random_batch(config: ModelConfig, args: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Returns the features of a batch of random tokens, as a run of this model has them."""
+    import numpy as np
+
+    from limba.data.packing import model_features
+
+    random = np.random.default_rng(0)
+    lengths = {"targets": args.targets} if config.is_decoder_only else {"inputs": args.inputs, "targets": args.targets}
+    rows = {name: random.integers(3, config.vocab_size, (args.batch, width)) for name, width in lengths.items()}
+    features = model_features(rows)
+    if args.predicted:  # an encoder's: other tokens have no logits
+        places = [np.sort(random.choice(args.targets, args.predicted, replace=False)) for _ in range(args.batch)]
+        features["decoder_predicted_positions"] = np.asarray(places, np.int32)
+    return features
 
 
 def add_sizes(parser: argparse.ArgumentParser, **defaults: object) -> None:
@@ -128,6 +147,7 @@ def add_choices(parser: argparse.ArgumentParser, **defaults: object) -> None:
     parser.add_argument("--microbatches", type=int, default=1)
     parser.add_argument("--scan", action=argparse.BooleanOptionalAction, default=False, help="scan the layers")
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--predicted", type=int, help="tokens of an encoder's row that have logits; default: all")
     parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE", help="a field of ModelConfig")
     add_sizes(parser, **defaults)
 

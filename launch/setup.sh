@@ -9,7 +9,7 @@
 #   bash launch/setup.sh t5            adds the package t5, which tasks written for T5X import, without what it asks for:
 #                                      that would overwrite seqio
 #   bash launch/setup.sh results       adds what fine-tuning in limba results needs: torch, transformers, accelerate
-#   bash launch/setup.sh tests         adds what tests/run.sh needs, t5 and results too
+#   bash launch/setup.sh tests         adds what tests/run.sh needs, t5 and results too, and on x86-64 a TPU's compiler
 #   bash launch/setup.sh --remove      removes what it made: .venv, and ~/.cache/limba with uv, uv's downloads, among
 #                                      them a Python that other checkouts' .venv may need, and compiled programs; not the
 #                                      runs, nor a cache of your own uv
@@ -36,7 +36,11 @@ say() { echo "setup: $1"; }
 for argument in "$@"; do
   case $argument in
     tpu | cuda | cuda12 | cuda13 | t5 | results) parts+=("$argument") ;;
-    tests) parts+=(t5 results tests) ;;
+    tests)
+      parts+=(t5 results)
+      # The compiler of TPUs, which needs none: tests compare what it says. It has no wheel for another machine.
+      if [ "$(uname -m)" = x86_64 ]; then parts+=(tpu); fi
+      parts+=(tests) ;;
     rocm) parts+=(rocm) pythons=(3.11) ;; # jax has no wheels for ROCm on 3.12 at the pinned version
     cpu) ;;
     --remove) remove=yes ;;

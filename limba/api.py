@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from limba.data.registry import Mixture as Mixture
     from limba.data.registry import Task as Task
     from limba.data.run_data import RunData as RunData
-    from limba.data.sources.readers import records as records
-    from limba.data.sources.readers import text_lines as text_lines
+    from limba.data.sources.lines import text_lines as text_lines
+    from limba.data.sources.records import records as records
     from limba.data.sources.units import UnitSource as UnitSource
     from limba.data.task_modules import all_names as task_modules  # noqa: F401
     from limba.data.task_modules import import_tasks as import_tasks
     from limba.data.tasks import source_of_files as source_of_files
     from limba.data.vocabulary.character_map import rules_of as rules_of
-    from limba.data.vocabulary.load import PieceTable as PieceTable
+    from limba.data.vocabulary.piece_table import PieceTable as PieceTable
     from limba.data.vocabulary.pieces import spells_bytes as spells_bytes
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
@@ -90,9 +90,9 @@ NAMES = {  # name: where it is defined
     # a source of documents in files: its units, and their texts in order
     "UnitSource": "limba.data.sources.units.UnitSource",
     # the rows of a file of JSON, csv, tsv or parquet, as training reads them
-    "records": "limba.data.sources.readers.records",
+    "records": "limba.data.sources.records.records",
     # the lines of an open file of text, as training reads them
-    "text_lines": "limba.data.sources.readers.text_lines",
+    "text_lines": "limba.data.sources.lines.text_lines",
     # the source of files, or of a data set of the hub
     "source_of_files": "limba.data.tasks.source_of_files",
     # the texts of a source: a sample, and whether there is any
@@ -108,7 +108,7 @@ NAMES = {  # name: where it is defined
     # from texts to ids and back
     "Vocabulary": "limba.data.vocabulary.vocabularies.Vocabulary",
     # what the ids of a vocabulary stand for
-    "PieceTable": "limba.data.vocabulary.load.PieceTable",
+    "PieceTable": "limba.data.vocabulary.piece_table.PieceTable",
     # a SentencePiece model's rules for characters
     "rules_of": "limba.data.vocabulary.character_map.rules_of",
     # why a vocabulary cannot be written for transformers

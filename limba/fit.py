@@ -29,8 +29,8 @@ from limba.storage.files import read_text, write_whole
 from limba.training.metrics.records import Callback, Callbacks
 
 if TYPE_CHECKING:
-    from limba.data.vocabulary.load import Vocabulary
     from limba.data.vocabulary.special_ids import SpecialIds
+    from limba.data.vocabulary.vocabularies import Vocabulary
 
 PROBE_SECONDS = 10.0  # of steps, whose time says how many fit
 USED = 0.9  # share of the minutes that steps get; evaluations and saves have the rest

@@ -36,7 +36,7 @@ from limba.training.optimizer import optimizer_of
 from limba.training.row_reader import RowReader
 from limba.training.skipped_batches import SkippedBatches
 from limba.training.start import first_state, plan_of_run, task_of_run
-from limba.training.state import abstract_state
+from limba.training.state import abstract_state, shardings_of
 from limba.training.update import update_of_run
 
 
@@ -91,6 +91,9 @@ def _train(
     check_lease: Callable[[], None],
     may_commit: Callable[[], None],
 ) -> Mapping[str, object]:
+    # Opened first, since what an interrupted save has left is put right by that: the newest says how rows are dealt.
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease, may_commit)
+
     # What is read, how its rows are dealt to the steps, and where that lets the run end.
     with together():
         skipped_batches = SkippedBatches(config)  # the batches that the guard passes over
@@ -112,7 +115,6 @@ def _train(
     # Where it begins: resumed, initialized from an existing checkpoint, or new. The guard may go back there.
     sharding = batch_sharding(mesh)
     shards = placement.shards_of_this_process(sharding, config.data)
-    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease, may_commit)
     open_stream = functools.partial(open_stages, plan.stages, lengths, shards)
     new_state = functools.partial(first_state, config, model, optimizer, abstract)
     history = History(config.model_dir)
@@ -139,7 +141,8 @@ def _train(
                 placement.global_batch, sharding=sharding, config=config.data, row_ids=row_ids_of(vocabulary)
             )
             # The time of the first step begins when it is compiled.
-            update = update_of_run(config, end, model, optimizer, place_batch, ready=recent.restart)
+            shardings = shardings_of(abstract)
+            update = update_of_run(config, end, model, optimizer, shardings, place_batch, ready=recent.restart)
             guard = Guard(config, model, skipped_batches, recent, place_batch)
             guard.begin(start, notes)
             return Loop(config, plan, model, reader, evaluations, recent, guard).run(state, update)

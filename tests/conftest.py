@@ -91,6 +91,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 # The longest first, by processor time (--cpu) or since they wait: no process is left alone with one of them at the end.
 LONG = (
     "test_processes.py",
+    "test_compiled_figures.py",  # where a step has changed, minutes
     *("test_hosts.py", "test_step.py", "test_encoder.py", "test_kill.py", "test_others.py", "test_pod_trials.py"),
     *("test_bridge.py", "test_trained.py", "test_t5x_rows.py", "test_train.py"),
     *("test_results.py", "test_public.py", "test_fit.py", "test_pod.py", "test_new.py", "test_recorded_run.py"),

@@ -78,7 +78,7 @@ def blocks() -> list[Block]:
                 text = f"python - <<'PYTHON'\n{text}PYTHON\n"
             elif language == "gin":
                 text = f"cat > block.gin <<'GIN'\n{text}GIN\nlimba train block.gin --gin.MODEL_DIR=runs/block\n"
-            places = dict(each.split("=") for each in runs.split())
+            places = dict(part.split("=") for part in runs.split())
             found.setdefault(text, Block(text, bool(slowly), packages, places, [])).pages.append(page.name)
     return list(found.values())
 
@@ -250,7 +250,9 @@ def python_with() -> Callable[[str], Path]:
 
 def named(slow: bool, packages: Collection[str] = ("",)) -> pytest.MarkDecorator:
     chosen = [
-        pytest.param(each, id=each.pages[0]) for each in blocks() if each.is_slow is slow and each.packages in packages
+        pytest.param(block, id=block.pages[0])
+        for block in blocks()
+        if block.is_slow is slow and block.packages in packages
     ]
     return pytest.mark.parametrize("block", chosen)
 

@@ -91,7 +91,9 @@ def alternatives(path: str) -> list[str]:
     match = re.search(r"\{([^{}]*)\}", path)
     if match is None:
         return [path]
-    return [each for part in match[1].split(",") for each in alternatives(path.replace(match[0], part, 1))]
+    return [
+        alternative for part in match[1].split(",") for alternative in alternatives(path.replace(match[0], part, 1))
+    ]
 
 
 def is_there(path: str) -> bool:

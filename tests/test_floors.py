@@ -262,6 +262,38 @@ def test_a_process_that_reads_for_another_one_imports_no_jax() -> None:
     assert ended.stdout == "set()\n"
 
 
+def imported_by(code: str) -> set[str]:
+    """Returns the packages, beside Python's own, that a process has imported after some code and not before it."""
+    whole = f"import sys; before = set(sys.modules); {code}; print(*(set(sys.modules) - before), file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=True, cwd=ROOT)
+    return {name.partition(".")[0] for name in ended.stderr.split()} - set(sys.stdlib_module_names)
+
+
+def test_the_list_of_commands_imports_no_library() -> None:
+    """Every command waits for these imports, some twice: one that computes starts itself again with large pages."""
+    assert imported_by("from limba.cli.main import main; main(['--help'])") == {"limba"}
+
+
+# What a run needs before it has read its configuration and its text. Everything else waits for a use: clients of
+# buckets and of the hub for an address, Orbax for the first save, readers of a format for a file.
+OF_A_RUN = {
+    *("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "jaxtyping", "tensorstore", "etils", "fsspec"),
+    *("filelock", "tenacity", "google_crc32c", "psutil", "tensorboardX", "sentencepiece", "regex", "limba"),
+}
+# What these import themselves. A version of one may bring another, so this is no list of ours.
+HEAVY = {
+    *("torch", "transformers", "tokenizers", "safetensors", "tensorflow", "seqio", "t5", "tensorflow_datasets"),
+    *("datasets", "huggingface_hub", "pyarrow", "pandas", "scipy", "sklearn", "orbax", "aiohttp", "gcsfs", "requests"),
+    *("httpx", "matplotlib", "IPython", "wandb", "sacrebleu", "rouge_score", "nltk", "lm_eval", "gin", "tasks"),
+}
+
+
+def test_a_run_imports_what_it_needs_and_nothing_heavy() -> None:
+    imported = imported_by("import limba.run")
+    assert imported >= OF_A_RUN
+    assert not imported & HEAVY
+
+
 def test_every_name_of_the_api_is_used_by_a_tool() -> None:
     from limba import api
 

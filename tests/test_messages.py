@@ -76,7 +76,9 @@ def functions(path: Path) -> Iterator[ast.FunctionDef]:
 
 
 def test_no_module_looks_into_a_sentence() -> None:
-    found = {(place_of(path), node.lineno) for path in OURS for each in functions(path) for node in readings(each)}
+    found = {
+        (place_of(path), node.lineno) for path in OURS for function in functions(path) for node in readings(function)
+    }
     assert {place for place, _ in found} >= set(FOREIGN), "a file of FOREIGN reads no text any more"
     wrong = sorted(f"{place}:{line}" for place, line in found if place not in FOREIGN)
     assert not wrong, f"Give the error a field or a fix, and read that in place of its text: {', '.join(wrong)}"

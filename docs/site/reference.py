@@ -24,6 +24,7 @@ BESIDE = {  # pages of the repository that lie outside of docs/, by their addres
 }
 PICTURES = (".png", ".webp")
 WORKER = "iframe-worker.js"  # with which pages of a disk are searched
+STYLE = "site.css"
 LANGUAGES = ("ja", "ro")  # of translated pages, which are called NAME.ja.md
 WIDE = r"[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]"  # letters and signs of Japanese
 LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -166,7 +167,8 @@ def write(folder: Path) -> None:
     for path in (ROOT / "docs").rglob("*"):
         if path.suffix in PICTURES:
             shutil.copy(path, folder / path.relative_to(ROOT / "docs"))
-    shutil.copy(ROOT / "docs" / "site" / WORKER, folder / WORKER)
+    for name in (WORKER, STYLE):
+        shutil.copy(ROOT / "docs" / "site" / name, folder / name)
     for place, outside in BESIDE.items():
         text = linked((ROOT / outside).read_text(encoding="utf-8"), place)
         (folder / place).write_text(text, encoding="utf-8")

@@ -192,8 +192,8 @@ def _answer(args: argparse.Namespace, prompts: Sequence[str]) -> None:
         )
         fill.show(iter(prompts), trained, NUM_FILLS)
         return
+    config = _generation(args, trained)  # flags that cannot be are one sentence, without a hint before it
     _say_what_it_can(args, trained, prompts, only_fills)
-    config = _generation(args, trained)
     for prompt, texts in zip(prompts, _written(prompts, trained, config), strict=True):
         print(f"== {prompt}")
         for number, written in enumerate(texts, 1):

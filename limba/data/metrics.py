@@ -51,7 +51,8 @@ def chrf(targets: Texts, predictions: Texts) -> Figures:
     """chrF2 (characters up to 6-grams) and chrF2++ (words up to 2-grams too), the metrics of FLORES."""
     import sacrebleu
 
-    predictions, references = list(predictions), [list(targets)]
+    predictions = list(predictions)
+    references = [list(targets)]
     return {
         "chrf": sacrebleu.corpus_chrf(predictions, references).score,
         "chrf++": sacrebleu.corpus_chrf(predictions, references, word_order=2).score,
@@ -92,7 +93,8 @@ def accuracy(targets: Texts, predictions: Texts) -> Figures:
     >>> accuracy(["da", "nu"], ["da", "da"])
     {'accuracy': 50.0, 'macro_f1': 33.33333333333333}
     """
-    targets, predictions = [t.strip() for t in targets], [p.strip() for p in predictions]
+    targets = [t.strip() for t in targets]
+    predictions = [p.strip() for p in predictions]
     scores = []
     for label in sorted(set(targets)):
         is_target = [t == label for t in targets]
@@ -112,9 +114,9 @@ def word_f1(targets: Texts, predictions: Texts) -> Figures:
     scores = []
     for target, prediction in zip(targets, predictions, strict=True):
         wanted = collections.Counter(words.bare_words_of(target.lower()))
-        found = collections.Counter(words.bare_words_of(prediction.lower()))
-        num_equal = (wanted & found).total()
-        total = wanted.total() + found.total()
+        written = collections.Counter(words.bare_words_of(prediction.lower()))
+        num_equal = (wanted & written).total()
+        total = wanted.total() + written.total()
         scores.append(2 * num_equal / total if total else 1.0)
     return {"word_f1": 100 * _mean(scores)}
 
@@ -173,7 +175,8 @@ def _letters(language: str, targets: Texts, predictions: Texts) -> Figures:
 
     marked = letters.letters_of(language)
     shown = sorted({*marked, *marked.translate(letters.table(language))})
-    totals, hits = collections.Counter(), collections.Counter()
+    totals = collections.Counter()
+    hits = collections.Counter()
     aligned = jiwer.process_characters(list(targets), list(predictions))
     for target, chunks in zip(aligned.references, aligned.alignments, strict=True):
         totals.update(letter.lower() for letter in target)

@@ -35,7 +35,7 @@ from limba.data.tasks import (
     resolve_task,
     unit_sources,
 )
-from limba.data.vocabulary.load import sentinel_table
+from limba.data.vocabulary.sentinels import sentinel_table
 from limba.data.vocabulary.stream import offset_of, row_ids_of
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ def validation_batches(
     batches = []
     row_ids = row_ids_of(task.output_features["targets"].vocabulary)
     field = "DataConfig.batch_size" if num_rows is None else "EvaluationConfig.batch_size"
-    left, num_rows = num_batches, num_rows or config.batch_size
+    left = num_batches
+    num_rows = num_rows or config.batch_size
     memory.check_rows(field, num_rows, lengths)
     for number, part in enumerate(parts):
         share = None if left is None else -(-left // (len(parts) - number))
@@ -68,7 +69,8 @@ def validation_batches(
         batches += [model_features(batch, config.sequence_length, config.num_predicted, row_ids) for batch in rows]
         left = None if left is None else left - len(rows)
     if not batches:
-        split, advice = config.validation_split, "Check its files."
+        split = config.validation_split
+        advice = "Check its files."
         if any(source.is_carved(split) for source in unit_sources(task).values()):
             advice = "A larger DataConfig.validation_percent takes more of the training text."
         logger.warning("The split %r of %s has no text: nothing is evaluated. %s", split, task.name, advice)
@@ -84,12 +86,12 @@ def validation_examples(part: Task, lengths: Mapping[str, int], config: DataConf
     """
     if not _has_split(part, config):
         return []
-    found = [
+    examples = [
         {name: value[: lengths[name]] if name in lengths else value for name, value in example.items()}
         for example in itertools.islice(_examples(part, lengths, config), count)
     ]
     is_one_text = any(getattr(unwrapped(step), "is_one_text", False) for step in part.preprocessors)
-    return [_as_read(part, lengths, example) for example in found] if is_one_text else found
+    return [_as_read(part, lengths, example) for example in examples] if is_one_text else examples
 
 
 def _has_split(part: Task, config: DataConfig) -> bool:
@@ -99,7 +101,8 @@ def _has_split(part: Task, config: DataConfig) -> bool:
 def _as_read(part: Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
     """Returns an example with the text of its tokens in place of a longer one."""
     for name in FEATURES:
-        vocabulary, ids = part.output_features[name].vocabulary, example[name]
+        vocabulary = part.output_features[name].vocabulary
+        ids = example[name]
         text = text_of(example, name, vocabulary)
         if len(ids) == lengths[name] and len(vocabulary.encode(text)) + 1 > len(ids):
             example = {**example, f"{name}_pretokenized": vocabulary.decode(ids[:-1].tolist()).encode()}
@@ -122,32 +125,35 @@ def _of_seqio(part: Task, lengths: Mapping[str, int], split: str, seed: int) -> 
 
 def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> dict[str, bool]:
     """Returns, for each supervised task, a sentence on its first examples' truncation, and whether any is truncated."""
-    found = {}
+    reports = {}
     sources = unit_sources(task)
     for part in filter(is_supervised, parts_of(task)):
         if part.name in sources:
             documents = sources[part.name].documents(config.train_split, shuffle=False, num_epochs=1)
             vocabularies = {name: part.output_features[name].vocabulary for name in FEATURES}
-            around = {name: len(begin_of(each, name == FEATURES[0])) + 1 for name, each in vocabularies.items()}
+            around = {
+                name: len(begin_of(vocabulary, name == FEATURES[0])) + 1 for name, vocabulary in vocabularies.items()
+            }
             sizes = [
                 {
-                    name: len(each.encode(text_of(example, name, each))) + around[name]
-                    for name, each in vocabularies.items()
+                    name: len(vocabulary.encode(text_of(example, name, vocabulary))) + around[name]
+                    for name, vocabulary in vocabularies.items()
                 }
                 for example in itertools.islice(examples_of(part, lengths, documents, Draws(SEED)), count)
             ]
             if sizes:
-                longest = {name: max(each[name] for each in sizes) for name in vocabularies}
+                longest = {name: max(size[name] for size in sizes) for name in vocabularies}
                 is_any_cut = any(size > lengths[name] for name, size in longest.items())
-                found[f"{part.name}: {truncation_report(sizes, lengths)}"] = is_any_cut
-    return found
+                reports[f"{part.name}: {truncation_report(sizes, lengths)}"] = is_any_cut
+    return reports
 
 
 class RunData:
     """A configuration of data with its task. Raises the errors of `resolve_task` where no task is given."""
 
     def __init__(self, config: DataConfig, task: Provider | None = None):
-        self.config, self.task = config, resolve_task(config) if task is None else task
+        self.config = config
+        self.task = resolve_task(config) if task is None else task
         self.parts = parts_of(self.task)
 
     @property

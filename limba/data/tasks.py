@@ -25,8 +25,9 @@ from limba.data.sources.hub_data import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.splits import Column
 from limba.data.sources.units import DataFiles, FileSource, UnitSource, patterns_of
+from limba.data.vocabulary.addresses import address_of, of_run
 from limba.data.vocabulary.files import check_there, directory_of, keep, place_of
-from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
+from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.special_ids import as_stream
 from limba.data.vocabulary.stream import StreamVocabulary
 
@@ -292,7 +293,8 @@ def check_sources(task: Provider, config: DataConfig) -> None:
 
     An endless run also needs a document for each data shard.
     """
-    num_shards, sources = config.num_shards if config.num_epochs is None else 1, unit_sources(task)
+    num_shards = config.num_shards if config.num_epochs is None else 1
+    sources = unit_sources(task)
     for part in parts_of(task):
         if source := sources.get(part.name):
             try:

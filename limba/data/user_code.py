@@ -69,7 +69,8 @@ def failure_of(task: Any, error: BaseException, advice: str = "correct it") -> I
         return error
     if is_out_of_memory(error):
         return None
-    words, place = words_of(error), place_of(error)
+    words = words_of(error)
+    place = place_of(error)
     steps = _steps_of(task)
     where = f" ({place})" if place else ""
     if place is None and steps:
@@ -128,7 +129,8 @@ def words_of(error: BaseException) -> str:
     if _FRAME.search(text) and "in user code:" in text:  # AutoGraph's: the words come after the last frame
         text = text[[*_FRAME.finditer(text)][-1].end() :]
         lines = text.strip("\n").splitlines()[1:]  # after the line of code
-        text, of_tensorflow = "\n".join(lines), True
+        text = "\n".join(lines)
+        of_tensorflow = True
     if of_tensorflow:
         while _OF_GRAPH.search(text):  # the text of each border between Python and TensorFlow ends with one
             text = text[_OF_GRAPH.search(text).end() :]  # pyright: ignore[reportOptionalMemberAccess]

@@ -85,7 +85,8 @@ def bleu_tokenizer(references: Sequence[str], languages: Sequence[str] = ()) -> 
     num_spaceless = len(_SPACELESS_LETTER.findall(text))
     if num_spaceless <= SPACELESS_SHARE * num_letters:
         return USUAL_TOKENIZER
-    num_han, num_kana = len(_HAN.findall(text)), len(_KANA.findall(text))
+    num_han = len(_HAN.findall(text))
+    num_kana = len(_KANA.findall(text))
     if 2 * (num_han + num_kana) < num_spaceless:
         return "char"  # Thai, Khmer, …
     codes = {language.partition("-")[0].lower() for language in languages}

@@ -10,8 +10,8 @@ from limba.config import RunConfig, require
 from limba.data.objectives.supervised import is_supervised
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
-from limba.data.vocabulary.load import num_sentinels
 from limba.data.vocabulary.sentences import WORD, Hidden
+from limba.data.vocabulary.sentinels import num_sentinels
 from limba.data.vocabulary.text_sample import Texts
 from limba.inference.gap_filling import with_sentinels
 from limba.inference.load import TrainedModel

@@ -24,9 +24,10 @@ from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
 from limba.data.registry import Task
 from limba.data.tasks import Provider, parts_of
-from limba.data.vocabulary.load import PieceTable, Vocabulary
+from limba.data.vocabulary.piece_table import PieceTable
 from limba.data.vocabulary.special_ids import of_run
 from limba.data.vocabulary.stream import offset_of, published_of
+from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.evaluation.task_metrics import OUTPUTS, PREDICTION, SCORE, WITH_AUX, Outputs, figures_of, metrics_of
 from limba.evaluation.validation import Figures, loss_evaluation
 from limba.inference.gap_pieces import first_pieces

@@ -19,8 +19,9 @@ from limba.data.packing import stream_targets
 from limba.data.run_data import validation_batches
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
-from limba.data.vocabulary.load import begin_id, has_dummy_space, piece_bytes, piece_texts
+from limba.data.vocabulary.sentinels import begin_id
 from limba.data.vocabulary.special_ids import of_run
+from limba.data.vocabulary.spelling import has_dummy_space, piece_bytes, piece_texts
 from limba.data.vocabulary.stream import StreamVocabulary, offset_of
 from limba.model import Batch, Network
 from limba.model.trees import Parameters

@@ -21,8 +21,9 @@ from limba.config import CardConfig, DataConfig, InputError, ModelConfig, plain
 from limba.config.optimizer import Adafactor
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
-from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
+from limba.data.vocabulary.sentinels import num_sentinels, sentinel_ids
 from limba.data.vocabulary.special_ids import SpecialIds, of_folder
+from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import proof
 from limba.export.card import write_card
 from limba.export.merging import write_step

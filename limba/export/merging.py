@@ -284,16 +284,17 @@ def write_step(
 
     `needed` bytes must be free, `data` is the item of that name, and `may_commit` is `step_directory.commit_step`'s.
     """
-    step_directory.open_step(directory, step, needed)
-    state = step_directory.working_directory(directory, step) / "state"
+    attempt = step_directory.new_attempt(directory, step)
+    step_directory.open_step(attempt, needed)
+    state = attempt.path / "state"
     held = list[arrays.HostArray]()
     for part in parts:
         held.append(part)
         if sum(array.parts[0][1].nbytes for array in held) >= BLOCK_BYTES:
-            arrays.write_arrays(state, arrays.Snapshot(tuple(held), 0))
+            arrays.write_arrays(state, arrays.Snapshot(tuple(held), 0), attempt.name)
             held = []
-    arrays.write_arrays(state, arrays.Snapshot(tuple(held), 0))
-    step_directory.commit_step(directory, step, data, {}, may_commit)
+    arrays.write_arrays(state, arrays.Snapshot(tuple(held), 0), attempt.name)
+    step_directory.commit_step(attempt, data, {}, may_commit)
 
 
 def _merged(

@@ -24,9 +24,10 @@ from jaxtyping import PyTree
 
 from limba.config import ModelConfig
 from limba.data.vocabulary import export_check
-from limba.data.vocabulary.load import Vocabulary, mask_id
 from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.sentinels import mask_id
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
+from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.formats.huggingface import open_folder
 from limba.formats.huggingface_files import as_encoder
 from limba.inference.generate import greedy

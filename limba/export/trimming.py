@@ -25,9 +25,11 @@ from etils import epath
 
 from limba.config import InputError, foreign
 from limba.config.waiting import waiting
-from limba.data.vocabulary.load import ROWS_MULTIPLE, address_of, num_sentinels
+from limba.data.vocabulary.addresses import address_of
+from limba.data.vocabulary.load import ROWS_MULTIPLE
 from limba.data.vocabulary.pieces import Pieces, few
 from limba.data.vocabulary.published import PublishedVocabulary, read_json
+from limba.data.vocabulary.sentinels import num_sentinels
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.trimmed_files import MODELS, Json, Kept, with_new_ids, write_tokenizer_files
 from limba.data.vocabulary.vocabularies import Vocabulary

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from limba.data.vocabulary.load import ROWS_MULTIPLE, PieceTable, piece_texts
+from limba.data.vocabulary.load import ROWS_MULTIPLE
+from limba.data.vocabulary.piece_table import PieceTable
 from limba.data.vocabulary.pieces import Pieces, few, spells_bytes
+from limba.data.vocabulary.spelling import piece_texts
 from limba.data.vocabulary.trimmed_files import Kept
 from limba.data.vocabulary.vocabularies import Vocabulary
 

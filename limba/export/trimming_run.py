@@ -19,8 +19,9 @@ import tensorstore as ts
 from etils import epath
 
 from limba.config import ModelConfig
+from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.files import content
-from limba.data.vocabulary.load import address_of, load_vocabulary
+from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.trimmed_files import Kept, sentencepiece_model, tokenizer_state
 from limba.data.vocabulary.vocabularies import Vocabulary

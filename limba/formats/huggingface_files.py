@@ -80,7 +80,7 @@ def write_folder(
     if special is not None:
         mask = special.mask if model.is_encoder else None
     elif vocabulary is not None and model.is_encoder:
-        from limba.data.vocabulary.load import mask_id
+        from limba.data.vocabulary.sentinels import mask_id
 
         mask = mask_id(vocabulary)
     padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
@@ -101,7 +101,7 @@ def write_folder(
         starts = model.is_decoder_only and not model.is_encoder
         begin = None
         if starts and form.begins and vocabulary is not None:
-            from limba.data.vocabulary.load import begin_id
+            from limba.data.vocabulary.sentinels import begin_id
 
             begin = begin_id(vocabulary)
         write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask, begin, length, vocabulary)
@@ -132,7 +132,7 @@ def write_encoder_of_hybrid(
     begin = None
     mask = None
     if vocabulary is not None:
-        from limba.data.vocabulary.load import begin_id, mask_id
+        from limba.data.vocabulary.sentinels import begin_id, mask_id
 
         begin = begin_id(vocabulary)
         mask = mask_id(vocabulary)
@@ -332,7 +332,9 @@ def write_tokenizer(
     # These import TensorFlow, which the weights do not need.
     from limba.data.vocabulary.export_check import check_written, sentinels_of
     from limba.data.vocabulary.files import content as content_of
-    from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
+    from limba.data.vocabulary.load import load_vocabulary
+    from limba.data.vocabulary.piece_table import PieceTable
+    from limba.data.vocabulary.sentinels import BYTE_SENTINELS, SENTINEL
     from limba.data.vocabulary.tokenizer_json import around, of_bytes, of_model, of_tokenizer, template
 
     encodes = mask_id is not None
@@ -412,7 +414,7 @@ def reason_against(
 
     `content_name` tells another file at the same path.
     """
-    from limba.data.vocabulary.load import mask_id
+    from limba.data.vocabulary.sentinels import mask_id
 
     if vocabulary == "byte":
         return None

@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from limba.config import InputError
-from limba.data.vocabulary import load
-from limba.data.vocabulary.load import Vocabulary
+from limba.data.vocabulary.sentinels import sentinel_ids
 from limba.data.vocabulary.special_ids import SpecialIds
+from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.inference import generate, limits
 from limba.inference.gap_pieces import Fill, Pieces, pieces_of
 from limba.inference.token_ids import SENTINEL
@@ -171,7 +171,7 @@ def fills(masked: str, pieces: Pieces, num: int = NUM_FILLS) -> Search:
     before = [pieces.start]
     fills_of_gaps: list[list[Fill]] = []
     for match in SENTINEL.finditer(masked):
-        before.append(load.sentinel_ids(pieces.vocabulary, int(match[1]) + 1)[-1])
+        before.append(sentinel_ids(pieces.vocabulary, int(match[1]) + 1)[-1])
         first = _may_begin(masked[: match.start()], pieces)
         best = yield from _search(before, first, pieces, num)
         fills_of_gaps.append(best[:num])

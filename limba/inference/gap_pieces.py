@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
-from limba.data.vocabulary import load
-from limba.data.vocabulary.load import Vocabulary
 from limba.data.vocabulary.sentences import HAN, UNSPACED
+from limba.data.vocabulary.sentinels import num_sentinels, sentinel_ids
 from limba.data.vocabulary.special_ids import SpecialIds, of_run
+from limba.data.vocabulary.spelling import is_byte_piece, piece_texts
+from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.inference import generate
 from limba.model import Network
 
@@ -47,11 +48,11 @@ class Pieces:
 
 def pieces_of(vocabulary: Vocabulary, num_rows: int, special: SpecialIds) -> Pieces:
     """Returns the table for a vocabulary whose embedding has `num_rows` rows."""
-    spelled = load.piece_texts(vocabulary, num_rows)
+    spelled = piece_texts(vocabulary, num_rows)
     is_single_byte = np.zeros(num_rows, bool)
-    is_single_byte[: vocabulary.vocab_size] = load.is_byte_piece(vocabulary)[:num_rows]
+    is_single_byte[: vocabulary.vocab_size] = is_byte_piece(vocabulary)[:num_rows]
     texts = [piece.decode("utf-8", "ignore") for piece in spelled]
-    sentinels = load.sentinel_ids(vocabulary, load.num_sentinels(vocabulary))
+    sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary))
     ends = np.zeros(num_rows, bool)
     ends[[number for number in (*sentinels, *special.ends) if number < num_rows]] = True
     return Pieces(

@@ -18,8 +18,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from limba.config import GenerationConfig, InputError
-from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids, sentinel_table
+from limba.data.vocabulary.sentinels import decoded, num_sentinels, sentinel_ids, sentinel_table
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
+from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.inference import limits, search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups

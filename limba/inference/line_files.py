@@ -23,7 +23,10 @@ import fsspec
 import zstandard
 
 from limba.config import InputError, StorageError, foreign, reason_of
-from limba.data.sources import json_documents, readers, remote
+from limba.data.sources import json_documents, remote
+from limba.data.sources.lines import text_lines
+from limba.data.sources.listing import file_format
+from limba.data.sources.records import records as read_records
 from limba.data.sources.remote import COMPRESSIONS, unpacked
 from limba.formats.names import Json
 from limba.inference.progress import Progress
@@ -49,14 +52,14 @@ def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
         with _readable("stdin"):
             # A program around this one may have put its own text there, which has no bytes.
             file = getattr(sys.stdin, "buffer", None) or io.BufferedReader(io.BytesIO(sys.stdin.read().encode()))
-            yield from _of_lines(readers.text_lines("stdin", file), "stdin", fields)
+            yield from _of_lines(text_lines("stdin", file), "stdin", fields)
         return
     if not _is_text(path):
-        for where, record in _existing(path, readers.records(path, fields)):
+        for where, record in _existing(path, read_records(path, fields)):
             yield dict(record) | {field: _text_of(where, record, field) for field in fields}
         return
     with _readable(path), remote.open_file(path, POLICY) as packed, unpacked(packed, _suffix(path)) as file:
-        yield from _of_lines(readers.text_lines(path, file), path, fields)
+        yield from _of_lines(text_lines(path, file), path, fields)
 
 
 def _of_lines(lines: Iterator[str], path: str, fields: Sequence[str]) -> Iterator[Record]:
@@ -84,7 +87,7 @@ def _text_of(where: str, record: Mapping[str, object], field: str) -> str:
 def _is_text(path: str) -> bool:
     """Returns whether each line of a file is a text: by its suffix, and without one that training knows."""
     try:
-        return readers.file_format(path)[0] == "text"
+        return file_format(path)[0] == "text"
     except InputError:
         return True
 

@@ -34,8 +34,8 @@ from limba.storage import lease, manifest
 
 if TYPE_CHECKING:
     from limba.data.tasks import Provider
-    from limba.data.vocabulary.load import Vocabulary
     from limba.data.vocabulary.special_ids import SpecialIds
+    from limba.data.vocabulary.vocabularies import Vocabulary
     from limba.inference.gap_pieces import Fill
     from limba.inference.generate import Deadline, Written
     from limba.inference.long_inputs import SegmentWriter
@@ -406,7 +406,7 @@ class TrainedModel:
         (`mask_filling.fills_of_masks`). Raises InputError for a model or a text without gaps, gaps that are not in
         order, and a text longer than the model reads, and TimeIsOverError soon after the deadline.
         """
-        from limba.data.vocabulary.load import num_sentinels
+        from limba.data.vocabulary.sentinels import num_sentinels
         from limba.inference.gap_filling import Filler, with_sentinels
         from limba.inference.mask_filling import fills_of_masks
 

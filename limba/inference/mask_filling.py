@@ -13,11 +13,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
 from limba.config import InputError
-from limba.data.vocabulary import load
 from limba.data.vocabulary.around_gaps import encode_parts
-from limba.data.vocabulary.load import Vocabulary
 from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.sentinels import mask_id
 from limba.data.vocabulary.special_ids import SpecialIds, of_run
+from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.inference import generate
 from limba.inference.gap_pieces import Fill, Pieces, pieces_of
 from limba.model import Network
@@ -57,7 +57,7 @@ def mask_of(vocabulary: Vocabulary, special: SpecialIds) -> int:
             f"The tokenizer {vocabulary.path} has no mask (mask_token), so no words can be hidden; call `encode`"
             " for vectors."
         )
-    return load.mask_id(vocabulary)
+    return mask_id(vocabulary)
 
 
 def fills_of_masks(

@@ -9,10 +9,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, PyTree
 
-from limba.data.vocabulary import load
-from limba.data.vocabulary.load import Vocabulary
 from limba.data.vocabulary.sentences import UNSPACED
 from limba.data.vocabulary.special_ids import SpecialIds
+from limba.data.vocabulary.spelling import encoder, piece_texts
+from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.inference import generate, scoring
 from limba.inference.mask_filling import mask_of
 from limba.inference.texts import whole_letters
@@ -44,8 +44,8 @@ def pseudo_log_likelihoods(
     which this token and the later ones of its word are masks). Begin and end are not scored.
     """
     mask = mask_of(vocabulary, special)
-    encode = load.encoder(vocabulary)
-    begins = begins_word([*load.piece_texts(vocabulary, network.config.vocab_size)])
+    encode = encoder(vocabulary)
+    begins = begins_word([*piece_texts(vocabulary, network.config.vocab_size)])
     texts: list[np.ndarray] = []
     tokens: list[_Masked] = []
     for number, pair in enumerate(pairs):

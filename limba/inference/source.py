@@ -39,9 +39,9 @@ from limba.storage.files import read_text
 
 if TYPE_CHECKING:
     from limba.data.tasks import Provider
-    from limba.data.vocabulary.load import Vocabulary
     from limba.data.vocabulary.published import PublishedVocabulary
     from limba.data.vocabulary.special_ids import SpecialIds
+    from limba.data.vocabulary.vocabularies import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -198,8 +198,9 @@ def open_vocabulary(source: Source, chosen: VocabularyName | None = None) -> tup
     InputError for a vocabulary that cannot be read, or that has more ids than the network has rows.
     """
     with quiet_imports():
+        from limba.data.vocabulary.addresses import address_of
         from limba.data.vocabulary.files import place_of
-        from limba.data.vocabulary.load import NUM_SENTINELS, address_of, check_rows, load_vocabulary
+        from limba.data.vocabulary.load import NUM_SENTINELS, check_rows, load_vocabulary
         from limba.data.vocabulary.published import PublishedVocabulary
     name = chosen or source.vocabulary
     if name is not None:

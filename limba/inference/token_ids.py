@@ -8,9 +8,10 @@ import numpy as np
 
 from limba.config import InputError
 from limba.data.vocabulary.around_gaps import encode_parts
-from limba.data.vocabulary.load import Vocabulary, sentinel_ids
 from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.sentinels import sentinel_ids
 from limba.data.vocabulary.special_ids import SpecialIds
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 

@@ -31,6 +31,7 @@ from etils import epath
 from limba.config import RestartError, reason_of
 from limba.config.environment import end_now
 from limba.sharding.agreement import LateError, gather_texts, own_part, service
+from limba.storage import manifest
 from limba.storage.failures import limited
 
 STEPS = 20  # whose mean counts: steps are started ahead of the devices, and waited for at some of them
@@ -229,14 +230,24 @@ def _try(call: Callable[[], object]) -> None:
 
 def resumes_from(model_dir: str, seconds: float = LISTING_SECONDS) -> str:
     """Returns where a run goes on, such as "the run resumes from step 40"; it looks no longer than the seconds."""
-    folder = epath.Path(model_dir, "checkpoints")
     try:
-        paths = limited(lambda: list(folder.iterdir()), seconds, "listing")
-    except (FileNotFoundError, NotADirectoryError):
-        paths = []
+        step = limited(lambda: _newest_step(epath.Path(model_dir, "checkpoints")), seconds, "listing")
     except Exception:  # noqa: BLE001  no answer; a bucket's client has errors of its own
         return "the run resumes from its newest checkpoint"
-    steps = [int(path.name) for path in paths if path.name.isdigit()]
-    if not steps:
+    if step is None:
         return "nothing is saved yet, the run starts at step 0"
-    return f"the run resumes from step {max(steps):,}"
+    return f"the run resumes from step {step:,}"
+
+
+def _newest_step(folder: epath.Path) -> int | None:
+    """Returns the newest step in a folder of checkpoints; in a bucket, only a step with its manifest is one."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    steps = [int(name) for name in names if name.isdigit()]
+    is_bucket = "://" in str(folder)
+    for step in sorted(steps, reverse=True):
+        if not is_bucket or manifest.exists(folder / str(step)):
+            return step
+    return None

@@ -98,10 +98,10 @@ def is_held(directory: str) -> bool:
 def _identity(directory: str) -> tuple[int, int]:
     """Returns the numbers of a directory's file system and of itself there; (0, 0) without it."""
     try:
-        found = os.stat(directory)
+        status = os.stat(directory)
     except OSError:
         return 0, 0
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _is_same(directory: str, identity: tuple[int, int]) -> bool:
@@ -114,9 +114,9 @@ def gone(path: str | os.PathLike[str]) -> str:
 
     It is not gone if its file alone was removed.
     """
-    place = os.fspath(path)
+    text = os.fspath(path)
     for directory, (file, identity) in [*_HELD.items()]:
-        is_inside = "://" not in place and Path(place).absolute().is_relative_to(directory)
+        is_inside = "://" not in text and Path(text).absolute().is_relative_to(directory)
         if is_inside and not os.path.exists(file) and not _is_same(directory, identity):
             return directory
     return ""
@@ -154,22 +154,22 @@ def try_to_write(path: str | os.PathLike[str], data: bytes | str) -> bool:
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Yields a file for bytes that replaces a local file at the end of the context, or vanishes after an error."""
-    place = Path(path)
-    make_folder(place.parent)
-    descriptor, unfinished = new_file_beside(place)
+    target = Path(path)
+    make_folder(target.parent)
+    descriptor, unfinished = new_file_beside(target)
     try:
         with os.fdopen(descriptor, "wb") as file:
             with contextlib.suppress(OSError):  # the file keeps its permissions
-                os.fchmod(descriptor, stat.S_IMODE(place.stat().st_mode))
+                os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
             yield file
             file.flush()
             os.fsync(descriptor)
-        os.replace(unfinished, place)
+        os.replace(unfinished, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
         raise
-    sync_folder(place.parent)
+    sync_folder(target.parent)
 
 
 def open_no_link(path: str | os.PathLike[str], flags: int) -> int:
@@ -185,13 +185,14 @@ def open_no_link(path: str | os.PathLike[str], flags: int) -> int:
         raise InputError(f"{os.fspath(path)} is a link, and runs do not write through links; remove it.") from None
 
 
-def new_file_beside(place: Path) -> tuple[int, Path]:
-    """Makes an empty file in the folder of a local path; returns its descriptor, for reading and writing, and path.
+def new_file_beside(path: Path) -> tuple[int, Path]:
+    """Makes an empty file in the folder of a local path; returns its descriptor, for reading and writing, and its path.
 
     Nobody can know its name and make it, or a link of that name, first. (tempfile's files are for this user only.)
     """
-    unfinished = place.with_name(f".{place.name[:100]}.{secrets.token_hex(8)}.tmp")
-    return os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), unfinished
+    unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    return descriptor, unfinished
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
@@ -214,8 +215,10 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = folder.lstat()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    others_may_write = status.st_mode & 0o022
+    if not is_own or others_may_write:
         raise PermissionError(f"{folder} is not a folder of this user alone")
     return folder
 
@@ -227,10 +230,10 @@ def free_bytes(path: str) -> int | None:
     """
     if "://" in path:
         return None
-    place = os.path.abspath(os.path.expanduser(path))
-    while not os.path.exists(place):
-        place = os.path.dirname(place)
-    return shutil.disk_usage(place).free
+    nearest = os.path.abspath(os.path.expanduser(path))
+    while not os.path.exists(nearest):
+        nearest = os.path.dirname(nearest)
+    return shutil.disk_usage(nearest).free
 
 
 def key_value_store(path: epath.Path | str) -> dict[str, str]:
@@ -256,12 +259,13 @@ class LocalFile:
 
     def append(self, data: bytes) -> None:
         """Adds the bytes to the end: all of them, or if that is an OSError none."""
-        before, rest = len(self), memoryview(data)
+        size_before = len(self)
+        rest = memoryview(data)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            os.ftruncate(self._descriptor, before)
+            os.ftruncate(self._descriptor, size_before)
             raise
 
     def close(self) -> None:
@@ -282,7 +286,8 @@ class GrowingFile:
 
     def append(self, data: bytes) -> None:
         """Adds the bytes to the end. Raises what the bucket's client raises; then the same call may be repeated."""
-        tail, limit = self._path + TAIL, {"timeout": REQUEST_SECONDS + len(data) / UPLOAD_BYTES_PER_SECOND}
+        tail = self._path + TAIL
+        limit = {"timeout": REQUEST_SECONDS + len(data) / UPLOAD_BYTES_PER_SECOND}
         if data and not self._is_there:
             with contextlib.suppress(FileExistsError):
                 about = {"cache_control": NO_STORE}

@@ -135,11 +135,13 @@ class Lease:
             f" {seconds:.0f} s for a heartbeat."
         )
         end = time.monotonic() + seconds
-        while (now := _asked(place.look)) == seen and time.monotonic() < end:
+        seen_now = _asked(place.look)
+        while seen_now == seen and time.monotonic() < end:
             time.sleep(seconds / 100)
-        if now.is_there and now != seen and now.owner is not None:
-            raise self._in_use(now.owner, ", which gave a heartbeat just now")
-        return now == seen
+            seen_now = _asked(place.look)
+        if seen_now.is_there and seen_now != seen and seen_now.owner is not None:
+            raise self._in_use(seen_now.owner, ", which gave a heartbeat just now")
+        return seen_now == seen
 
     def _in_use(self, owner: Owner | str, heard: str = "") -> InputError:
         return InputError(
@@ -172,6 +174,7 @@ class Lease:
     def _succeed(self) -> None:
         self._confirmed = time.monotonic()
         self._is_failing = False
+        self._has_complained = False
         self._gone_since = 0.0
 
     def _lose(self, seen: Seen) -> None:
@@ -287,14 +290,14 @@ def _path(directory: str, beside: bool) -> str:
 
 def _check_links(path: str) -> None:
     """Raises InputError for a local path below a link that leads nowhere: no folder can be made there."""
-    place = os.path.dirname(path)
-    while "://" not in path and place != os.path.dirname(place):
-        if os.path.islink(place) and not os.path.exists(place):
+    folder = os.path.dirname(path)
+    while "://" not in path and folder != os.path.dirname(folder):
+        if os.path.islink(folder) and not os.path.exists(folder):
             raise InputError(
-                f"{place} is a link to {os.readlink(place)}, which does not exist; make that folder, or remove the"
+                f"{folder} is a link to {os.readlink(folder)}, which does not exist; make that folder, or remove the"
                 " link."
             )
-        place = os.path.dirname(place)
+        folder = os.path.dirname(folder)
 
 
 def _asked(request: Callable[[], T]) -> T:

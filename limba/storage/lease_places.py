@@ -12,6 +12,7 @@ import errno
 import functools
 import json
 import os
+import re
 import secrets
 import socket
 import stat
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import fsspec
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
+from limba.config import InputError
 from limba.storage.files import is_local, key_value_store, make_folder, open_no_link
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 LEASE_SECONDS = 30.0
 BEAT_SECONDS = 12.0
 REQUEST_SECONDS = 15.0  # for one request to a bucket
+ASIDE = re.compile("[0-9a-f]{16}")  # ends the name of a file that is taken away, after a dot
 PAUSE_SECONDS = 0.2  # before a second look: who takes over may hold another's file in its hands for a moment
 
 
@@ -184,7 +187,10 @@ class LocalPlace(Place):
 
     def take(self, seen: Seen) -> bool:
         make_folder(Path(self._path).parent)
-        return self._take_over(seen)
+        is_ours = self._take_over(seen)
+        if is_ours:
+            self._clear_aside()
+        return is_ours
 
     def _take_over(self, seen: Seen) -> bool:
         """Does what `take` says in a folder that is there."""
@@ -209,14 +215,14 @@ class LocalPlace(Place):
         """Removes the file that was seen; False if another one is there now, or a heartbeat came."""
         if self.look() != seen:
             return False
-        aside = f"{self._path}.{secrets.token_hex(8)}"
+        aside = f"{self._path}.{secrets.token_hex(8)}"  # as ASIDE has it
         try:
             os.rename(self._path, aside)
         except FileNotFoundError:
             return False
         # Only one of several that try gets the file, and can now look at it in peace.
         if _look_at(aside, SoftFileLease(aside)) == seen:
-            os.unlink(aside)
+            Path(aside).unlink(missing_ok=True)
             return True
         self._put_back(aside)
         return False
@@ -227,11 +233,24 @@ class LocalPlace(Place):
             os.link(aside, self._path)
         except FileExistsError:
             pass
+        except FileNotFoundError:  # who holds the place now has removed it: `_clear_aside`
+            return
         except OSError:  # a file system without hard links
             if not os.path.lexists(self._path):
                 os.rename(aside, self._path)
                 return
-        os.unlink(aside)
+        Path(aside).unlink(missing_ok=True)
+
+    def _clear_aside(self) -> None:
+        """Removes the files of earlier holders that a process has renamed, which was killed before it removed them."""
+        path = Path(self._path)
+        with contextlib.suppress(OSError, InputError):
+            for aside in path.parent.iterdir():
+                ending = aside.name.removeprefix(f"{path.name}.")
+                # Our own is there for the moment in which another process finds that it is not the one it has watched.
+                is_aside = ASIDE.fullmatch(ending) is not None
+                if is_aside and not self._is_ours(_look_at(str(aside), SoftFileLease(aside))):
+                    aside.unlink(missing_ok=True)
 
     def _check_ours(self) -> None:
         """Raises TakenError if what is there is not ours, at a second look too."""

@@ -59,8 +59,9 @@ def exists(directory: str | epath.Path) -> bool:
 def entries(directory: str | epath.Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Entry]:
     """Returns relative path -> (size, checksum) of a directory's files whose path is `wanted`, read now."""
     root = epath.Path(directory)
-    found = [name for name in sorted(names(root)) if name != FILE and wanted(name)]
-    return dict(zip(found, _map(lambda name: entry(root / name), found), strict=True))
+    chosen = [name for name in sorted(names(root)) if name != FILE and wanted(name)]
+    read = _map(lambda name: entry(root / name), chosen)
+    return dict(zip(chosen, read, strict=True))
 
 
 def step_entries(directory: str | epath.Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Entry]:
@@ -69,40 +70,46 @@ def step_entries(directory: str | epath.Path, wanted: Callable[[str], bool] = la
     In a bucket that gives the checksums of its objects, a large file is not read again.
     """
     root = epath.Path(directory)
-    found: dict[str, Entry | None] = {}  # None for a file that has to be read
+    listed: dict[str, Entry | None] = {}  # None for a file that has to be read
     if "://" in str(root):
         for name, info in _Bucket(str(root)).listed().items():
             checksum = _checksum(info)
-            found[name] = None
+            listed[name] = None
             if checksum is not None and info["size"] > SMALL_BYTES:
-                found[name] = (info["size"], checksum)
+                listed[name] = (info["size"], checksum)
     else:
-        found = dict.fromkeys(names(root))
+        listed = dict.fromkeys(names(root))
 
     def step_entry(name: str) -> Entry:
         path = root / name
-        return found[name] or _digest(path, path.stat().length <= SMALL_BYTES)
+        return listed[name] or _digest(path, path.stat().length <= SMALL_BYTES)
 
-    chosen = [name for name in sorted(found) if name != FILE and wanted(name)]
+    chosen = [name for name in sorted(listed) if name != FILE and wanted(name)]
     return dict(zip(chosen, _map(step_entry, chosen), strict=True))
 
 
-def text_of(directory: str | epath.Path, known: Mapping[str, Entry] | None = None, step: int | None = None) -> str:
-    """Returns the manifest of all files of a directory, as a file's text; the entries of `known` are taken as they are.
+def text_of(
+    directory: str | epath.Path,
+    known: Mapping[str, Entry] | None = None,
+    step: int | None = None,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> str:
+    """Returns the manifest of a directory's files whose path is `wanted`, as a file's text.
 
-    `step` is a checkpoint's. Only the manifest may be written to the directory afterwards.
+    The entries of `known` are taken as they are. `step` is a checkpoint's. Only the manifest may be written to the
+    directory afterwards.
     """
     known = known or {}
     read = entries if step is None else step_entries
-    files = {**known, **read(directory, lambda name: name not in known)}
+    files = {**known, **read(directory, lambda name: name not in known and wanted(name))}
     return text(files, step)
 
 
 def text(files: Mapping[str, Entry], step: int | None = None) -> str:
     """Returns a manifest of these entries, as a file's text."""
-    content = {"format": FORMAT, "files": files, "crc32c": _own_checksum(files)} | (
-        {} if step is None else {"step": step}
-    )
+    content: dict[str, object] = {"format": FORMAT, "files": files, "crc32c": _own_checksum(files)}
+    if step is not None:
+        content["step"] = step
     return json.dumps(content, indent=0, sort_keys=True) + "\n"
 
 
@@ -120,29 +127,33 @@ def check(directory: str | epath.Path, how: str = "checksums", part: tuple[int, 
         return [str(error)]
     if root.name.isdigit() and step not in (None, int(root.name)):
         return [f"{FILE} is that of step {step}"]
-    is_there = dict(zip(files, _map(lambda name: _size(root / name), files), strict=True))
-    found = []
+    sizes = dict(zip(files, _map(lambda name: _size(root / name), files), strict=True))
+    sentences = []
     for name, (size, _) in files.items():
-        if is_there[name] is None:
-            found.append(f"{name} is missing")
-        elif is_there[name] != size:
-            found.append(f"{name} has {is_there[name]:,} bytes and had {size:,} when it was saved")
-    if how == "sizes" or found:
-        return found
-    mine = sorted(files)[part[0] :: part[1]]
+        size_now = sizes[name]
+        if size_now is None:
+            sentences.append(f"{name} is missing")
+        elif size_now != size:
+            sentences.append(f"{name} has {size_now:,} bytes and had {size:,} when it was saved")
+    if how == "sizes" or sentences:
+        return sentences
+    number, count = part
+    names_of_part = sorted(files)[number::count]
 
     def changed(name: str) -> str | None:
         _, saved = files[name]
         is_blake2b = len(saved) == 2 * DIGEST_BYTES
         try:
-            is_same = twice(lambda: _digest(root / name, is_blake2b))[1] == saved
-            return None if is_same else f"{name} has other bytes than when it was saved"
+            _, checksum = twice(lambda: _digest(root / name, is_blake2b))
         except Exception as error:
             if is_passing(error):
                 raise
             return f"{name} cannot be read ({short_reason(error)})"
+        if checksum == saved:
+            return None
+        return f"{name} has other bytes than when it was saved"
 
-    return [sentence for sentence in _map(changed, mine) if sentence is not None]
+    return [sentence for sentence in _map(changed, names_of_part) if sentence is not None]
 
 
 def size_of(directory: str | epath.Path) -> tuple[int, int]:
@@ -170,7 +181,8 @@ def _read(root: epath.Path) -> tuple[dict[str, Entry], int | None]:
 
 
 def _own_checksum(files: Mapping[str, Entry]) -> str:
-    return f"{google_crc32c.value(json.dumps({name: list(files[name]) for name in sorted(files)}).encode()):08x}"
+    content = json.dumps({name: list(files[name]) for name in sorted(files)})
+    return f"{google_crc32c.value(content.encode()):08x}"
 
 
 def _is_inside(name: str) -> bool:
@@ -205,7 +217,8 @@ def _digest(path: epath.Path | Path, is_blake2b: bool) -> Entry:
     crc32c = google_crc32c.Checksum()
     blake2b = hashlib.blake2b(digest_size=DIGEST_BYTES)
     checksum = blake2b if is_blake2b else crc32c
-    with path.open("rb") if "://" in os.fspath(path) else foreign.open_regular(path) as file:
+    is_remote = "://" in os.fspath(path)
+    with path.open("rb") if is_remote else foreign.open_regular(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             size += len(chunk)
             checksum.update(chunk)
@@ -284,12 +297,13 @@ def download(address: str, wanted: Callable[[Sequence[str]], Sequence[str]] = la
         names = [name for name in wanted(sorted(there)) if name not in (MARK, FILE)]
         if not names:
             return None
-        about = ("size", "generation", "etag", "ETag", "mtime")  # a store has some of them
-        rows = [(name, *(str(there[name].get(each)) for each in about)) for name in sorted(names)]
+        fields = ("size", "generation", "etag", "ETag", "mtime")  # a store has some of them
+        rows = [(name, *(str(there[name].get(field)) for field in fields)) for name in sorted(names)]
         digest = hashlib.blake2b(repr((address, rows)).encode(), digest_size=12).hexdigest()
         cache = Path(os.path.expanduser(CACHE))
         cache.mkdir(parents=True, exist_ok=True)
-        final, partial = cache / digest, cache / f"{digest}.partial"
+        final = cache / digest
+        partial = cache / f"{digest}.partial"
         with _locked(cache / f"{digest}.lock"):
             if not final.exists():
                 private_folder(partial)
@@ -315,8 +329,8 @@ def _is_same(info: Info | None, entry: Entry | None) -> bool:
 
 def _checksum(info: Info) -> str | None:
     """Returns an object's crc32c as a manifest writes it; None where the store does not give it."""
-    found = info.get("crc32c")
-    return base64.b64decode(found).hex() if isinstance(found, str) else None
+    encoded = info.get("crc32c")
+    return base64.b64decode(encoded).hex() if isinstance(encoded, str) else None
 
 
 @contextmanager
@@ -374,10 +388,12 @@ class _Bucket:
         """Returns relative name -> what the bucket says of the object, of those in folders too if `recursive`."""
         self._system.invalidate_cache()
         try:
-            found = self._ask("find" if recursive else "ls", self._root, detail=True)
+            if recursive:
+                infos = [*self._ask("find", self._root, detail=True).values()]
+            else:
+                infos = [info for info in self._ask("ls", self._root, detail=True) if info["type"] == "file"]
         except FileNotFoundError:
             return {}
-        infos = found.values() if recursive else [info for info in found if info["type"] == "file"]
         named = {info["name"].removeprefix(f"{self._root}/"): info for info in infos}
         return {name: info for name, info in named.items() if name and name != self._root}
 
@@ -396,7 +412,8 @@ class _Bucket:
 
     def put(self, file: Path, name: str, entry: Entry) -> None:
         """Sends one file, and compares what the bucket has got with it."""
-        path, (size, checksum) = f"{self._root}/{name}", entry
+        path = f"{self._root}/{name}"
+        size, checksum = entry
         self._ask("put_file", str(file), path, seconds=REQUEST_SECONDS + size / SLOWEST_BYTES_PER_SECOND)
         self._system.invalidate_cache()
         info = self._ask("info", path)
@@ -405,14 +422,15 @@ class _Bucket:
 
     def get(self, name: str, file: Path, info: Info) -> None:
         """Receives one file, unless it is there whole."""
-        size, wanted = info.get("size"), _checksum(info)
-        if file.exists() and wanted and entry(file) == (size, wanted):
+        size = info.get("size")
+        checksum = _checksum(info)
+        if file.exists() and checksum and entry(file) == (size, checksum):
             return
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_name(f".{file.name}.tmp")
         seconds = REQUEST_SECONDS + (size or 0) / SLOWEST_BYTES_PER_SECOND
         self._ask("get_file", f"{self._root}/{name}", str(unfinished), seconds=seconds)
-        got = entry(unfinished)
-        if got[0] != size or wanted not in (None, got[1]):
+        size_got, checksum_got = entry(unfinished)
+        if size_got != size or checksum not in (None, checksum_got):
             raise StorageError(f"{self.address}/{name} came with other bytes than the bucket has; repeat the command.")
         os.replace(unfinished, file)

@@ -6,6 +6,9 @@ once, in seconds, since its client would try for a minute; during a run it is th
 
 The hub redirects a name of its first years, such as `t5-small`, to where the repository is now. A table answers for the
 names that T5's scripts and examples use.
+
+Every command looks at the addresses among its arguments here, even one that only prints its help, so fsspec, etils and
+the clients are imported in the functions that need them.
 """
 
 import functools
@@ -16,10 +19,6 @@ import socket
 import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
-
-import fsspec
-from etils.epath import gpath
-from fsspec import config
 
 from limba.config import InputError, StorageError, extras, reason_of, without_credentials
 from limba.config.errors import ELSEWHERE
@@ -55,6 +54,10 @@ def settle() -> None:
 
     No environment variable is set, but for an emulated bucket.
     """
+    import fsspec
+    from etils.epath import gpath
+    from fsspec import config
+
     for protocol in ("gs", "gcs"):
         fsspec.register_implementation(protocol, f"{__name__}.Google", clobber=True)
         if protocol in fsspec.registry:
@@ -89,6 +92,7 @@ def _google() -> type:
     """Returns gcsfs's class without its queries by gRPC, unless the user has asked for these."""
     import aiohttp
     import gcsfs.core
+    from fsspec import config
 
     limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
     config.conf.setdefault("gs", {}).setdefault("requests_timeout", limits)
@@ -107,9 +111,13 @@ def check(text: str) -> None:
         raise InputError(str(extras.sentence(f"The address {address[0]}", ImportError(name="gcsfs"))))
     if address is None or any(os.environ.get(name) for name in PROXIES):
         return
-    chosen = [os.environ.get(name) for name in ADDRESSES]
-    place = next((each for each in chosen if each and each != "default"), "https://storage.googleapis.com")
-    _, host, port = place_of(place if "://" in place else f"http://{place}")
+    server = "https://storage.googleapis.com"
+    for name in ADDRESSES:
+        chosen = os.environ.get(name)
+        if chosen and chosen != "default":
+            server = chosen if "://" in chosen else f"http://{chosen}"
+            break
+    _, host, port = place_of(server)
     try:
         _connect(host, port, SECONDS)
     except OSError as error:
@@ -145,7 +153,8 @@ def place_of(address: str) -> tuple[str, str, int]:
     """
     try:
         parts = urlsplit(address)
-        return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        usual_port = 443 if parts.scheme == "https" else 80
+        return parts.scheme, parts.hostname or "", parts.port or usual_port
     except ValueError:  # no port, or no brackets
         return "", "", 80
 

@@ -15,7 +15,7 @@ from limba.config import ConfigError, DataConfig, InputError, RunConfig, reason_
 from limba.config.errors import is_out_of_memory
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
-from limba.data.vocabulary.load import content_name
+from limba.data.vocabulary.addresses import content_name
 from limba.sharding.agreement import is_first, of_first, together
 from limba.storage import servers
 from limba.training.metrics import weights_and_biases

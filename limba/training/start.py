@@ -25,8 +25,10 @@ from limba.data.objectives import derive_lengths
 from limba.data.stream.positions import of_another_order, opened
 from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import Provider
-from limba.data.vocabulary.load import address_of, byte_extra_ids, check_vocabulary
+from limba.data.vocabulary.addresses import address_of
+from limba.data.vocabulary.load import check_vocabulary
 from limba.data.vocabulary.published import text_read_otherwise
+from limba.data.vocabulary.sentinels import byte_extra_ids
 from limba.data.vocabulary.special_ids import check_family
 from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
@@ -38,7 +40,7 @@ from limba.storage.files import read_text, resolved, write_whole
 from limba.training.checkpoints.initial import check_initial, check_length, load_initial
 from limba.training.checks import check_steps, facts_of_data
 from limba.training.data_revisions import pinned_for_run
-from limba.training.state import TrainState, create_state
+from limba.training.state import TrainState, create_state, shardings_of
 
 FILE = "rows.json"  # in the run's directory: the counts of its corpora, made once
 STAGES = "stages"  # the key of FILE that holds the later stages' counts, by their first batches
@@ -331,8 +333,7 @@ def first_state(
     config: RunConfig, model: Network, optimizer: optax.GradientTransformation, abstract: TrainState
 ) -> TrainState:
     """Returns a new state, initialized from an existing checkpoint if the run names one."""
-    assert model.mesh is not None
-    state = create_state(model, optimizer, model.mesh, config.random_seed, config.mesh.shard_update)
+    state = create_state(model, optimizer, shardings_of(abstract), config.random_seed)
     if not config.initial_checkpoint_path:
         return state
     check = functools.partial(check_steps, config)

@@ -47,11 +47,23 @@ def trained_shardings(model: Network, mesh: Mesh, shard_update: bool = True) -> 
 def state_shardings(
     model: Network, optimizer: optax.GradientTransformation, mesh: Mesh, shard_update: bool = True
 ) -> TrainState:
-    """Returns a NamedSharding per array of the state; `shard_update` is `MeshConfig.shard_update`.
+    """Returns a NamedSharding per array of the state; `shard_update` is `MeshConfig.shard_update`."""
+    return shardings_of(abstract_state(model, optimizer, mesh, shard_update))
 
-    Optimizer arrays with the name and shape of a parameter are sharded like it: Adam's moments, Adafactor's
-    unfactored second moments. Adafactor's factored averages are small and replicated, except where the parameter is
-    sharded for the update: each device then computes its part of them.
+
+def shardings_of(state: TrainState) -> TrainState:
+    """Returns the sharding of each array of a state, or of an abstract state."""
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def abstract_state(
+    model: Network, optimizer: optax.GradientTransformation, mesh: Mesh, shard_update: bool = True
+) -> TrainState:
+    """Returns the state's shapes, dtypes and shardings, without its arrays.
+
+    `shard_update` is `MeshConfig.shard_update`. Optimizer arrays with the name and shape of a parameter are sharded
+    like it: Adam's moments, Adafactor's unfactored second moments. Adafactor's factored averages are small and
+    replicated, except where the parameter is sharded for the update: each device then computes its part of them.
     """
     shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
     params = trained_shardings(model, mesh, shard_update)
@@ -72,7 +84,8 @@ def state_shardings(
         return whole
 
     opt_state = jax.tree.map_with_path(like_parameter, shapes.opt_state)
-    return TrainState(whole, params, opt_state)
+    shardings = TrainState(whole, params, opt_state)
+    return jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
 
 
 def _of_average(kind: str, average: tuple[int, ...], shape: tuple[int, ...], sharding: NamedSharding) -> NamedSharding:
@@ -88,20 +101,10 @@ def _of_average(kind: str, average: tuple[int, ...], shape: tuple[int, ...], sha
     return NamedSharding(sharding.mesh, PartitionSpec(*spec[:-2], spec[axis]) if is_factored else PartitionSpec())
 
 
-def abstract_state(
-    model: Network, optimizer: optax.GradientTransformation, mesh: Mesh, shard_update: bool = True
-) -> TrainState:
-    """Returns the state's shapes, dtypes and shardings, without its arrays."""
-    shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
-    shardings = state_shardings(model, optimizer, mesh, shard_update)
-    return jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
-
-
 def create_state(
-    model: Network, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int, shard_update: bool = True
+    model: Network, optimizer: optax.GradientTransformation, shardings: TrainState, seed: int
 ) -> TrainState:
     """Returns a new state, every array created on its own devices: no host ever holds the whole model."""
-    shardings = state_shardings(model, optimizer, mesh, shard_update)
     make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
     return make(jax.random.key(seed))
 

@@ -14,7 +14,7 @@ from limba.model import Network
 from limba.sharding.mesh import batch_sharding
 from limba.training.optimizer import optimizer_of
 from limba.training.schedule import make_schedule
-from limba.training.state import TrainState, abstract_state, state_shardings
+from limba.training.state import TrainState, abstract_state, shardings_of
 from limba.training.step import Gradient, jit_train_step
 
 
@@ -30,7 +30,7 @@ def abstract_step(
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
     state = abstract_state(model, optimizer, mesh, config.mesh.shard_update)
     rows = batch_sharding(mesh)
-    shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
+    shardings = shardings_of(state)
     batch = {name: jax.ShapeDtypeStruct(shape, np.int32, sharding=rows) for name, shape in feature_shapes.items()}
     key = jax.eval_shape(lambda: jax.random.key(0, impl=config.random_bits))
     drops = config.guard.action == "skip"

@@ -32,9 +32,8 @@ def seconds_of_step(config: RunConfig, mesh: Mesh, lengths: tuple[int, int], lim
     model = Network(config.model, mesh)
     optimizer = optimizer_of(config, model)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
-    sharded = config.mesh.shard_update
-    state = create_state(model, optimizer, mesh, config.random_seed, sharded)
-    shardings = state_shardings(model, optimizer, mesh, sharded)
+    shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
+    state = create_state(model, optimizer, shardings, config.random_seed)
     gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
     drops = config.guard.action == "skip"
     step = jit_train_step(gradient, optimizer, schedule, shardings, drops)

@@ -13,7 +13,7 @@ from limba.sharding.agreement import compiled_together
 from limba.training.loop import Update
 from limba.training.row_reader import ShardRows
 from limba.training.schedule import make_schedule
-from limba.training.state import TrainState, state_shardings
+from limba.training.state import TrainState
 from limba.training.step import Gradient, Limits, StepMetrics, jit_train_step
 
 
@@ -22,18 +22,18 @@ def update_of_run(
     train_steps: int | None,
     model: Network,
     optimizer: optax.GradientTransformation,
+    shardings: TrainState,
     place_batch: Callable[[ShardRows], Batch],
     ready: Callable[[], None],
 ) -> Update:
     """Returns the update, which compiles the step when it is first called, in all processes together.
 
-    `train_steps` is the step that the schedule of the learning rate goes up to, as far as it is known. `place_batch`
-    makes the global batch of this process's rows. `ready` is called when the step is compiled and has not run yet.
+    `train_steps` is the step that the schedule of the learning rate goes up to, as far as it is known. `shardings` are
+    the state's. `place_batch` makes the global batch of this process's rows. `ready` is called when the step is
+    compiled and has not run yet.
     """
-    assert model.mesh is not None
     gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
     schedule = make_schedule(config.optimizer.schedule, train_steps)
-    shardings = state_shardings(model, optimizer, model.mesh, config.mesh.shard_update)
     drops_spikes = config.guard.action == "skip"
     step = jit_train_step(gradient, optimizer, schedule, shardings, drops_spikes)
     step = compiled_together(step, "the training step", config.step_timeout_seconds, ready)

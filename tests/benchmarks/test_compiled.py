@@ -77,8 +77,10 @@ second_minor_factor: 1 */ }
 def test_costs_multiply_loops_and_leave_out_what_is_inside_a_fusion() -> None:
     costs = costs_of_program(PROGRAM)
     assert costs.fusion_cycles == 5 * 100 + 7
+    assert costs.fusions == 5 * 1 + 1
     assert costs.kernels == {"a": 5, "b": 5}
     assert costs.product_flops == 5 * 2 * 4 * 256 * 8
+    assert costs.collectives == {"all-reduce": 5, "all-gather": 1, "reduce-scatter": 3, "other": 1}
     assert costs.collective_bytes["all-reduce"] == 5 * (4 * 256 * 4 + 128 * 2)
     assert costs.collective_bytes["all-gather"] == 16 * 256 * 4
     assert costs.collective_bytes["reduce-scatter"] == 4 * 256 * 4 + 64 * 128 * 2 + (4 * 4 + 8 * 2)
@@ -118,6 +120,7 @@ def test_windows_of_long_rows_have_fewer_products_and_less_memory(monkeypatch, c
     assert windows["live_gib_per_chip"] < 0.8 * whole["live_gib_per_chip"]
 
 
+@pytest.mark.night  # the landing has tests/training/test_compiled_figures.py
 @pytest.mark.aot
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: bash launch/setup.sh tpu")
 def test_a_step_compiles_for_a_tpu_pod() -> None:
@@ -166,3 +169,11 @@ def test_windows_and_masks_of_rows_compile_for_a_gpu_without_spilling(choices: l
     kernels = json.loads(done.stdout.splitlines()[-1])["kernels"]
     assert len(kernels) == 3 and all("near" in name and each["calls"] == 3 for name, each in kernels.items())
     assert all(each["spilled_bytes"] == 0 and each["products"] for each in kernels.values())
+
+
+def test_the_order_of_a_set_does_not_change_a_digest() -> None:
+    texts = [
+        "policy=Save(names=frozenset({'dense', 'attended'})) x",
+        "policy=Save(names=frozenset({'attended', 'dense'})) x",
+    ]
+    assert compiled.with_sorted_sets(texts[0]) == compiled.with_sorted_sets(texts[1]) == texts[1]

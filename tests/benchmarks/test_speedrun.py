@@ -421,7 +421,7 @@ def test_the_example_goes_from_a_clone_to_fills_and_resumes(tmp_path: Path) -> N
     for number in range(80):
         folder = texts / f"cards/{number:06}/files/{number}_ruby_9"
         folder.mkdir(parents=True)
-        lines = ("".join(random.choice(each) for each in words) + f"{number}見た。" for _ in range(200))
+        lines = ("".join(random.choice(word) for word in words) + f"{number}見た。" for _ in range(200))
         (folder / f"{number}_ruby_9.txt").write_bytes(("題\r\n人\r\n\r\n" + "".join(lines) + NOTES).encode("cp932"))
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "works"]):

@@ -220,7 +220,7 @@ class Original:
         rate = lambda name, default: self.get("create_learning_rate_scheduler", name, default)
         factors = rate("factors", "constant * linear_warmup * rsqrt_decay")
         return {
-            "factors": [each.strip() for each in factors.split("*")],
+            "factors": [part.strip() for part in factors.split("*")],
             "rate": float(rate("base_learning_rate", 0.5)),
             "warmup": rate("warmup_steps", 1000),
             "decay": float(self.get("Adafactor", "decay_rate", 0.8)),

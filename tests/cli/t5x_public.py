@@ -168,7 +168,10 @@ def write_tables(folder: Path) -> None:
     """Writes T5X's own files as gin, as Limba's tables have them."""
     for path in tables.PATHS:
         includes, table = tables.include_file(path) or ((), {})
-        lines = [*(f"include '{each}'" for each in includes), *(f"{name} = {value}" for name, value in table.items())]
+        lines = [
+            *(f"include '{include}'" for include in includes),
+            *(f"{name} = {value}" for name, value in table.items()),
+        ]
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text("\n".join([*lines, ""]))
 

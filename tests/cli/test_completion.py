@@ -126,7 +126,7 @@ def test_fish_completes(typed: str, expected: set[str], completed: Completed) ->
 @pytest.mark.parametrize(("typed", "expected"), TYPED_ELSEWHERE)
 def test_zsh_completes(typed: str, expected: set[str], completed: Completed) -> None:
     printed = completed("zsh", typed, "zsh", "-f", "-c", ZSH, "zsh", "functions")
-    offered = {after_flag(each, typed) for each in re.findall(r"<([^<>]+)>", printed)}
+    offered = {after_flag(match, typed) for match in re.findall(r"<([^<>]+)>", printed)}
     assert {each.replace("\\", "") for each in offered} == expected, printed
 
 

@@ -15,7 +15,7 @@ import pytest
 import limba
 from limba.cli.gin import statements
 from limba.config import InputError, SentenceError, foreign
-from limba.data.sources import readers
+from limba.data.sources import listing, readers
 from limba.evaluation.status import Status
 from limba.formats import sentence_modules
 from limba.inference import line_files
@@ -82,7 +82,7 @@ PIPE = "pipe"
 
 
 def training(path: Path) -> None:
-    for unit in readers.list_units(readers.list_files([str(path)])):
+    for unit in listing.list_units(listing.list_files([str(path)])):
         for _ in readers.read_chunks(unit, "text"):
             pass
 

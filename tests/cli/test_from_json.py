@@ -175,7 +175,7 @@ def test_do_train_false_only_evaluates(values: dict[str, Any], vocabulary: Path,
         printed = said.read()
     assert printed.count("=== ended 0") == 3, printed[-4000:]
     first, _, again = printed.split("=== ended 0")[:3]
-    assert " step 0, validation" in first and "bits_per_byte" in first and " step 4, validation" in again
+    assert " step 0, validation" in first and "bits per byte" in first and " step 4, validation" in again
     reports = sorted((run / "evaluations").glob("evaluation-*-validation.json"))
     losses = [json.loads(report.read_text())["figures"]["loss"] for report in reports]
     assert [report.name.split("-")[1] for report in reports] == ["0", "4"] and losses[1] < losses[0]

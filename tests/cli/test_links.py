@@ -75,8 +75,8 @@ def test_no_command_writes_through_a_link(place: Path, capfd: pytest.CaptureFixt
             refused.append(str(Path(sentence.partition(" is a link")[0]).relative_to(place / "run")))
             for name in events if refused[-1] in events else [refused[-1]]:
                 (place / "run" / name).unlink()  # as the sentence says
-    assert set(refused) - set(events) == {"lease", "logs/stacks_process_0.txt", "metrics.jsonl"}
-    assert len(refused) == 4
+    assert set(refused) - set(events) == {"lease", "logs/stacks_process_0.txt", "logs/train.log", "metrics.jsonl"}
+    assert len(refused) == 5
     assert {path.read_text() for path in victims.values()} == {MINE}
     # An evaluation replaces no file, and takes another name.
     kept = [name for name in names if (place / "run" / name).is_symlink() and not name.startswith("evaluations/")]

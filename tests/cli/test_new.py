@@ -296,7 +296,7 @@ def test_a_published_model_goes_on_with_its_own_sizes_and_vocabulary(
     assert config.initial_checkpoint_path == "published" and config.reset_step
     assert config.data.vocabulary == "byte" and config.data.new_vocabulary_size is None
     assert config.optimizer.name == "adafactor" and config.optimizer.schedule.base_learning_rate == 0.001
-    assert len(config.evaluation.prompts) == 3 and all("<extra_id_1>" in each for each in config.evaluation.prompts)
+    assert len(config.evaluation.prompts) == 3 and all("<extra_id_1>" in prompt for prompt in config.evaluation.prompts)
 
 
 def test_in_the_repository_the_script_sets_up_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

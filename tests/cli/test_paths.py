@@ -124,7 +124,7 @@ def test_the_list_has_all_flags_that_take_a_path() -> None:
 
 def test_the_list_has_all_fields_that_take_a_path() -> None:
     named = re.compile(r"(^|_)(dir|path|files|file|folder|vocabulary|skip|directory)$")
-    classes = [each for each in vars(config).values() if dataclasses.is_dataclass(each)]
+    classes = [var for var in vars(config).values() if dataclasses.is_dataclass(var)]
     fields = [(kind.__name__, field.name) for kind in classes for field in dataclasses.fields(kind)]
     assert {f"{kind}.{name}" for kind, name in fields if named.search(name)} == FIELDS
 

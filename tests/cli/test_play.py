@@ -159,7 +159,7 @@ def test_a_text_is_seen_while_it_is_written(fields: dict[str, Any], players: lis
 def test_pieces_have_their_bytes_and_models_their_sizes(players: list[Player]) -> None:
     with serving(players) as server:
         status, models = asked(server, "/api/models")
-        assert status == 200 and [each["name"] for each in models] == ["run, step 7", "run, step 9"]
+        assert status == 200 and [model["name"] for model in models] == ["run, step 7", "run, step 9"]
         assert models[0]["parameters"] > 10_000 and not models[0]["continues"]
         _, answer = asked(server, "/api/tokens", {"model": "run, step 7", "text": "aß"})
         assert answer["bytes"] == 3 and sum(piece["bytes"] for piece in answer["pieces"]) == 3

@@ -26,8 +26,8 @@ def test_examples_are_of_the_validation_text_else_in_the_language(tmp_path: Path
     )
     write_run(tmp_path / "run", config.model, steps=(3,))
     trained = limba.load(tmp_path / "run", config=config)
-    found = examples_of(trained)
-    assert found and all("".join(pieces) == text and len(pieces) == 5 for pieces in found)
+    examples = examples_of(trained)
+    assert examples and all("".join(pieces) == text and len(pieces) == 5 for pieces in examples)
     corpus.unlink()
     assert examples_of(limba.load(tmp_path / "run", config=config)) == []
     card = dataclasses.replace(config.card, language="ja,en")

@@ -151,15 +151,15 @@ def rows_of_a_file(translated) -> Any:
 
 def test_a_period_of_an_epoch_is_the_corpus_s_whatever_max_steps_is(rows_of_a_file) -> None:
     for given in ({"num_train_epochs": 7}, {"max_steps": 90}, {"max_steps": 90, "num_train_epochs": 7}):
-        found = rows_of_a_file(**given, eval_strategy="epoch", save_strategy="epoch", logging_strategy="epoch")
-        assert [found[name] for name in ("EVAL_PERIOD", "CHECKPOINT_PERIOD", "LOG_PERIOD")] == [20] * 3
+        rows = rows_of_a_file(**given, eval_strategy="epoch", save_strategy="epoch", logging_strategy="epoch")
+        assert [rows[name] for name in ("EVAL_PERIOD", "CHECKPOINT_PERIOD", "LOG_PERIOD")] == [20] * 3
     assert rows_of_a_file(num_train_epochs=7)["TRAIN_STEPS"] == 7 * 20 + 1  # NUM_EPOCHS ends it at 140
 
 
 def test_max_train_samples_are_the_first_examples(rows_of_a_file) -> None:
-    found = rows_of_a_file(num_train_epochs=3, max_train_samples=100, eval_strategy="epoch")
-    assert (found["MAX_EXAMPLES"], found["EVAL_PERIOD"], found["NUM_EPOCHS"]) == (100, 5, 3)
-    assert found["TRAIN_STEPS"] == 16
+    rows = rows_of_a_file(num_train_epochs=3, max_train_samples=100, eval_strategy="epoch")
+    assert (rows["MAX_EXAMPLES"], rows["EVAL_PERIOD"], rows["NUM_EPOCHS"]) == (100, 5, 3)
+    assert rows["TRAIN_STEPS"] == 16
     assert rows_of_a_file(num_train_epochs=3, max_train_samples=10_000)["TRAIN_STEPS"] == 61
     with pytest.raises(InputError, match="max_train_samples 0; give a whole number above 0"):
         rows_of_a_file(max_train_samples=0)

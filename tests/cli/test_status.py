@@ -131,7 +131,7 @@ def test_the_age_of_an_object_that_is_no_local_file(directory: Path) -> None:
 def test_mistakes_are_named(
     arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["status", *(each.format(empty=tmp_path) for each in arguments)]) == 2
+    assert main(["status", *(argument.format(empty=tmp_path) for argument in arguments)]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1
 

@@ -452,7 +452,7 @@ def test_twenty_steps_of_each_file_lower_the_loss(name, tmp_path, monkeypatch):
         (texts,) = (tmp_path / "run" / "evaluations").glob("*.jsonl")
         figures, *examples = map(json.loads, texts.read_text().splitlines())
         assert "bleu" in figures["figures"] and len(examples) == 2
-        assert all(not each["prediction"].startswith(each["input"]) for each in examples)
+        assert all(not example["prediction"].startswith(example["input"]) for example in examples)
 
 
 def write_checkpoint(folder: Path) -> Path:

@@ -185,7 +185,10 @@ CASES = {
 def argv_of(name: str, folder: Path) -> list[str]:
     """Returns the arguments: the case as a gin file, and what is given on the command line."""
     includes, settings, _ = CASES[name]
-    lines = [*(f"include '{each}'" for each in includes), *(f"{key} = {value}" for key, value in settings.items())]
+    lines = [
+        *(f"include '{include}'" for include in includes),
+        *(f"{key} = {value}" for key, value in settings.items()),
+    ]
     (folder / "theirs.gin").write_text("\n".join(["import __main__ as train_script", *lines, ""]))
     given = {"MODEL_DIR": folder}
     if "eval" in name and "train" not in name:

@@ -21,7 +21,7 @@ class Run(NamedTuple):
     settings: Mapping[str, str]
 
     def text(self) -> str:
-        lines = [f"include '{each}'" for each in self.includes]
+        lines = [f"include '{include}'" for include in self.includes]
         return "\n".join([*lines, *(f"{name} = {value}" for name, value in self.settings.items()), ""])
 
 
@@ -39,7 +39,7 @@ def public_runs() -> list[Run]:
             model = f"t5x/examples/{run[2]}.gin"
             found.append(Run(repository, run[1], (model, f"t5x/configs/runs/{script}.gin"), dict(common)))
         elif line[0] != "#":
-            settings = dict(each.split(" = ", 1) for each in line[2:].split("; "))
+            settings = dict(part.split(" = ", 1) for part in line[2:].split("; "))
             (common if line[0] == "*" else found[-1].settings).update(settings)  # pyright: ignore
     return found
 

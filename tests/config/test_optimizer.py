@@ -39,8 +39,8 @@ def _no_task_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_fields(rule: type[OptimizerConfig]) -> set[str]:
-    return {each.name for each in dataclasses.fields(rule)} - {
-        each.name for each in dataclasses.fields(OptimizerConfig)
+    return {field.name for field in dataclasses.fields(rule)} - {
+        field.name for field in dataclasses.fields(OptimizerConfig)
     }
 
 
@@ -78,14 +78,14 @@ def test_the_rate_auto_is_muons_by_the_parameters_scale_alone(name: str) -> None
 
 
 def vars_of(rule: OptimizerConfig) -> dict[str, Any]:
-    return {each.name: getattr(rule, each.name) for each in dataclasses.fields(rule) if each.name != "name"}
+    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule) if field.name != "name"}
 
 
 def test_a_field_that_several_rules_have_means_the_same() -> None:
     hints: dict[str, Any] = {}
     for kind in RULES.values():
-        for each in dataclasses.fields(kind):
-            assert hints.setdefault(each.name, each.type) == each.type or each.name == "name", each.name
+        for field in dataclasses.fields(kind):
+            assert hints.setdefault(field.name, field.type) == field.type or field.name == "name", field.name
 
 
 def test_a_rule_is_changed_copied_and_pickled_as_itself() -> None:
@@ -134,7 +134,7 @@ def run_with(optimizer: OptimizerConfig) -> RunConfig:
 @pytest.mark.parametrize("name", RULES)
 def test_config_json_has_the_rule_s_own_fields(name: str) -> None:
     text = plain.to_text(run_with(optimizer_config(name, weight_decay=0.1)))
-    assert set(json.loads(text)["run"]["optimizer"]) == {each.name for each in dataclasses.fields(RULES[name])}
+    assert set(json.loads(text)["run"]["optimizer"]) == {field.name for field in dataclasses.fields(RULES[name])}
     assert plain.from_text(text, "config.json") == run_with(optimizer_config(name, weight_decay=0.1))
 
 
@@ -164,7 +164,7 @@ def test_an_included_recipe_s_fields_go_with_its_optimizer(tmp_path: Path) -> No
     lines = "include 'gin/demo.gin'\ninclude 'gin/recipes/fast.gin'\nMODEL_DIR = '/runs/a'\n"
     (tmp_path / "my.gin").write_text(lines)
     run = lambda *overrides: read_run(
-        [str(tmp_path / "my.gin")], [f"config.OptimizerConfig.{each}" for each in overrides]
+        [str(tmp_path / "my.gin")], [f"config.OptimizerConfig.{override}" for override in overrides]
     )
     assert run().config.optimizer == dataclasses.replace(run("muon_beta=0.8").config.optimizer, muon_beta=0.9)
     with pytest.raises(InputError, match="LEARNING_RATE is 'auto', which is known for Muon"):

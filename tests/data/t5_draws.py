@@ -61,7 +61,7 @@ class DrawsOfT5(NamedTuple):
 
 def vectors_under(map_seed: int, vectors: Iterable[Sequence[int]], noise_density: float = 0.15) -> Dataset:
     """Returns vectors of tokens that are corrupted by t5's draws, whose first two pairs go to chunks and splitting."""
-    elements = [{"targets": np.array(each, np.int32)} for each in vectors]
+    elements = [{"targets": np.array(vector, np.int32)} for vector in vectors]
     dataset = Elements(elements, {"targets": TOKENS})
     dataset.draws = DrawsOfT5(map_seed + 4, noise_density)
     return dataset

@@ -73,7 +73,7 @@ def test_elements_are_read_again_and_at_two_places(kind: Spec) -> None:
     dataset = Numbered(Elements([{"text": value} for value in values], {"text": kind})).in_tensorflow()
 
     def plain(elements: Iterable) -> list:
-        return [each["text"] if kind == TEXT else each["text"].tolist() for each in elements]
+        return [element["text"] if kind == TEXT else element["text"].tolist() for element in elements]
 
     expected = plain({"text": value} for value in values)
     assert plain(dataset.as_numpy_iterator()) == expected

@@ -35,7 +35,7 @@ def shown(task: str, corpus: str) -> list[dict]:
 
 def test_one_text_is_judged_as_far_as_the_model_reads_it(corpus: str) -> None:
     examples = shown("ro_long_segments", corpus)
-    cut = [each for each in examples if len(each["targets"]) == LENGTHS["targets"]]
+    cut = [example for example in examples if len(example["targets"]) == LENGTHS["targets"]]
     assert cut and len(cut) < len(examples)
     for each in examples:
         for name in LENGTHS:
@@ -44,7 +44,7 @@ def test_one_text_is_judged_as_far_as_the_model_reads_it(corpus: str) -> None:
             assert text.decode().encode() == read.decode(errors="ignore").encode()
             assert len(text) < LENGTHS[name]
     # So a model that restores all that it is shown has all of the words right.
-    targets = [each["targets_pretokenized"].decode() for each in examples]
+    targets = [example["targets_pretokenized"].decode() for example in examples]
     assert metrics.diacritics("ro")(targets, targets)["word_accuracy"] == 100
     assert TEXT not in targets and "".join(targets).count("Știința") == 1
 

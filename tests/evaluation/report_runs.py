@@ -25,7 +25,7 @@ def recorded(directory: Path, seed: int = 0, name: str = "") -> Path:
 
 def append(run: Path, *records: dict[str, Any]) -> None:
     with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps({"time": "2026-11-22T12:00:00+00:00", **each}) + "\n" for each in records)
+        file.writelines(json.dumps({"time": "2026-11-22T12:00:00+00:00", **record}) + "\n" for record in records)
 
 
 def train_record(step: int, **values: float) -> dict[str, Any]:

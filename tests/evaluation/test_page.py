@@ -181,7 +181,7 @@ def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) ->
     assert "<p><strong>DONE</strong> all 300 steps are trained.</p>" in headline.headline(opened(run))
     start, *records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][:-2]
     start["environment"]["devices"] = "8 x TPU v4"
-    records = [each for each in records if each["step"] <= 150]
+    records = [record for record in records if record["step"] <= 150]
     for each in records:
         each |= {"seconds_per_step": 36.0} if each["kind"] == "train" else {"loss": 5.0, "bits_per_byte": float("nan")}
     (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start, *records)))
@@ -191,7 +191,7 @@ def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) ->
     assert f"1 h 30 min in steps on 8 x TPU v4: ${1.5 * 8 * 3.22:.2f} by the list price" in said
     for each in records:
         each |= {"loss": 4 + each["step"] / 100}
-    records = [each for each in records if each["kind"] == "train"]  # no validation
+    records = [record for record in records if record["kind"] == "train"]  # no validation
     (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start, *records)))
     assert headline_of(run).startswith("Best training loss: 4.01 at step 1. The training loss rises: +")
     append(run, *(train_record(step, loss=float("nan")) for step in range(1, 301)))

@@ -9,7 +9,8 @@ import pytest
 
 from limba.config import LossConfig
 from limba.data.vocabulary.character_sets import SETS, CharacterSets
-from limba.data.vocabulary.load import load_vocabulary, piece_bytes
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.spelling import piece_bytes
 from limba.evaluation.validation import jit_evaluation
 from limba.model import Network
 from tests import tiny

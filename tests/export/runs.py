@@ -6,7 +6,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from limba.config import ModelConfig, plain
-from limba.data.vocabulary.load import load_vocabulary, mask_id
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.sentinels import mask_id
 from limba.export.huggingface import network_gin
 from limba.formats import huggingface_files
 from limba.formats.architectures import shapes

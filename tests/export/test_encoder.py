@@ -10,7 +10,8 @@ import transformers
 
 from limba.cli import convert, generate
 from limba.config import InputError
-from limba.data.vocabulary.load import PieceTable, load_vocabulary
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.piece_table import PieceTable
 from limba.data.vocabulary.special_ids import of_encoder
 from limba.export import proof as check
 from limba.export.huggingface import import_folder

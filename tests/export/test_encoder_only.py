@@ -39,7 +39,7 @@ def test_transformers_gives_the_states_and_the_vectors(shape, vocabulary, tmp_pa
     assert not (folder / "generation_config.json").exists()
     model = load(folder)
     found = open_folder(folder, model.network.config)
-    assert set(found) == {each for each in arrays if each.startswith(("encoder/", "token_embedder/"))}
+    assert set(found) == {array for array in arrays if array.startswith(("encoder/", "token_embedder/"))}
     assert all(np.array_equal(found[each], arrays[each]) for each in found)
     texts = ["One text.", "Another text, a longer one."]
     network = getattr(transformers, name).from_pretrained(folder).eval()

@@ -39,7 +39,7 @@ def write_sentences(folder: Path) -> None:
         for _ in range(count):
             word = chosen.choice(list(KINDS))
             tokens = [*chosen.sample(FILLERS, 3), word, chosen.choice(FILLERS)]
-            rows.append({"tokens": tokens, "tags": [KINDS.get(each, "O") for each in tokens], "label": KINDS[word]})
+            rows.append({"tokens": tokens, "tags": [KINDS.get(token, "O") for token in tokens], "label": KINDS[word]})
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         lines = [f"{' '.join(row['tokens'])},{row['label']}" for row in rows]
         (folder / f"{part}.csv").write_text("\n".join(["text,label", *lines]) + "\n")

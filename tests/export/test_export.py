@@ -17,7 +17,9 @@ from flax import serialization
 
 from limba.cli import convert, flags, generate, program
 from limba.config import InputError, ModelConfig
-from limba.data.vocabulary.load import load_vocabulary, piece_bytes, sentinel_ids
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.sentinels import sentinel_ids
+from limba.data.vocabulary.spelling import piece_bytes
 from limba.export import huggingface as exports
 from limba.export import proof as check
 from limba.export.huggingface import import_folder, network_gin
@@ -141,8 +143,8 @@ def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
 def test_the_vocabulary_that_a_t5x_config_names(legacy, vocabulary, tmp_path, capsys):
     def written(text, flag=None):
         (legacy / "config.gin").write_text(T5X_GIN.replace("VOCAB = 128", "VOCAB = 1024") + text)
-        found = exports.vocabulary_of(find(str(legacy)), exports.Choices(vocabulary=flag))
-        return found and tuple(found[0][:2])
+        vocabulary = exports.vocabulary_of(find(str(legacy)), exports.Choices(vocabulary=flag))
+        return vocabulary and tuple(vocabulary[0][:2])
 
     model = "seqio.SentencePieceVocabulary.sentencepiece_model_file = "
     assert written(f"FILE = '{vocabulary}'\nVOCABULARY = @seqio.SentencePieceVocabulary()\n{model}%FILE\n") == (
@@ -343,7 +345,7 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     pieces = pieces_of(trained.vocabulary, 1024, trained.special_ids)
     ours = trained.fill(text, top=3)
     theirs = fills_by_transformers(tmp_path, text, pieces)
-    assert [[fill.ids for fill in each] for each in ours] == [[fill.ids for fill in each] for each in theirs]
+    assert [[fill.ids for fill in gap] for gap in ours] == [[fill.ids for fill in gap] for gap in theirs]
     for each, other in zip(ours, theirs, strict=True):
         assert len(each) == 3 and [fill.text for fill in each] == [fill.text for fill in other]
         np.testing.assert_allclose([f.probability for f in each], [f.probability for f in other], rtol=2e-5)

@@ -12,7 +12,9 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 
 from limba.config import ConfigError, DataConfig, InputError, RunConfig
 from limba.data.vocabulary import export_check
-from limba.data.vocabulary.load import PieceTable, load_vocabulary, mask_id
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.piece_table import PieceTable
+from limba.data.vocabulary.sentinels import mask_id
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, parse_model
 from limba.export import end_of_run, proof
 from limba.formats.huggingface_files import write_tokenizer

@@ -59,4 +59,4 @@ def test_llama_cpp_reads_and_writes_the_models_pieces(
     assert ended.returncode == 0 and "choices" in ended.stdout, ended.stderr[-2000:]
     found, written = json.loads((folder / "found.json").read_text())
     assert found == pieces.encode(texts)
-    assert written == [each[0].ids.tolist() for each in model.samples(texts[:20], max_tokens=8)]
+    assert written == [sample[0].ids.tolist() for sample in model.samples(texts[:20], max_tokens=8)]

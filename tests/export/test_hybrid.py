@@ -10,7 +10,7 @@ import transformers
 
 from limba.cli import convert
 from limba.config import InputError
-from limba.data.vocabulary.load import begin_id
+from limba.data.vocabulary.sentinels import begin_id
 from limba.data.vocabulary.train import NewVocabulary
 from limba.inference.load import load
 from tests import tiny
@@ -42,7 +42,7 @@ def test_it_is_exported_as_a_proved_language_model_and_a_proved_encoder(run):
     assert about[1]["rms_norm_eps"] == about[0]["rms_norm_eps"] and about[1]["bos_token_id"] == 0
     assert about[1]["max_position_embeddings"] == 96
     modules = json.loads((run[2] / "encoder/modules.json").read_text())
-    assert [each["path"] for each in modules] == ["", "1_Pooling"]
+    assert [module["path"] for module in modules] == ["", "1_Pooling"]
     pooling = json.loads((run[2] / "encoder/1_Pooling/config.json").read_text())
     assert pooling == {"word_embedding_dimension": 128, "pooling_mode_mean_tokens": True}
     assert not (run[2] / "modules.json").exists()

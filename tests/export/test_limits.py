@@ -39,7 +39,7 @@ def test_an_upload_that_stands_still_is_left(
     with end_of_run.uploading(run):
         pass
     standing.set()
-    assert [each.getMessage() for each in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "The upload to me/model has not ended after 0 s, and is abandoned."
     ]
 

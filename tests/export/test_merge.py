@@ -73,7 +73,8 @@ def test_the_average_is_that_of_float64(
     monkeypatch.setattr(merging, "BLOCK_BYTES", block_bytes)
     with merged(saved, tmp_path / "out", (20, 30, 40), *weighting) as checkpoints:
         restored = checkpoints.restore_latest(states.abstract())
-    assert restored is not None and restored.notes == {"step": 40} and restored.positions == {0: b"position 40"}
+    assert restored is not None and restored.notes == {"step": 40}
+    assert restored.positions == {0: {"about": {}, "batch": 40}}
     jax.tree.map(np.testing.assert_array_equal, restored.state.opt_state, states.state(40).opt_state)
     parts = [parameters(step) for step in (20, 30, 40)]
     for found, *several in zip(jax.tree.leaves(restored.state.params), *parts, strict=True):
@@ -101,7 +102,7 @@ def test_bfloat16_parameters_are_averaged_in_float32(tmp_path: Path) -> None:
 
     with Checkpoints(str(tmp_path / "run"), states.CONFIG, states.DATA) as checkpoints:
         for step in (1, 2):
-            checkpoints.save(step, narrow(step), {0: b"p"})  # type: ignore[arg-type]
+            checkpoints.save(step, narrow(step), {0: {"about": {}}})
             checkpoints.wait()
     with merged(tmp_path / "run", tmp_path / "out", (1, 2)) as checkpoints:
         restored = checkpoints.restore_latest(states.abstract())
@@ -124,7 +125,7 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
 
     with Checkpoints(str(tmp_path / "run"), states.CONFIG, states.DATA) as checkpoints:
         for step in (1, 2):
-            checkpoints.save(step, averaging(step), {0: b"p"})
+            checkpoints.save(step, averaging(step), {0: {"about": {}}})
             checkpoints.wait()
     merging.merge(parts_of([source(tmp_path / "run")]), Weighting(), str(tmp_path / "out"))
     stored = LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "2").tree
@@ -262,17 +263,19 @@ def test_bad_input_is_one_sentence_before_any_work(
 
 def test_damaged_and_other_checkpoints_are_refused_before_anything_is_written(saved: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(saved, tmp_path / "run"))
-    file = next((run / "checkpoints" / "30" / "state" / "ocdbt.process_0" / "d").iterdir())
+    file = next((run / "checkpoints" / "30" / "state").glob("ocdbt.process_0.*/d/*"))
     *rest, last = file.read_bytes()
     file.write_bytes(bytes([*rest, last ^ 1]))
     out = tmp_path / "out"
-    with pytest.raises(InputError, match=r"checkpoints/30 is damaged: state/ocdbt\.process_0/d/\w+ has other bytes"):
+    with pytest.raises(
+        InputError, match=r"checkpoints/30 is damaged: state/ocdbt\.process_0\.\w+/d/\w+ has other bytes"
+    ):
         merging.merge(parts_of([source(run)]), Weighting(), str(out))
     wide = tmp_path / "wide"
     with Checkpoints(str(wide), states.CONFIG, states.DATA) as checkpoints:
         state = states.state(40)
         embedding = jax.numpy.ones((64, 48))
-        checkpoints.save(40, state.replace(params={**state.params, "embedding": embedding}), {0: b"p"})
+        checkpoints.save(40, state.replace(params={**state.params, "embedding": embedding}), {0: {"about": {}}})
     with pytest.raises(InputError, match=r"embedding is \(64, 32\) in .*run/checkpoints/40 and \(64, 48\) in .*wide"):
         merging.merge(parts_of([source(run), source(wide)]), Weighting(), str(out))
     with pytest.raises(InputError, match=r"ModelConfig.mlp_activations is \('gelu', 'linear'\) in"):

@@ -206,6 +206,6 @@ def test_a_folder_that_cannot_be_written_has_them_in_the_cache(
 
     monkeypatch.setattr(pytorch_bin, "_write", refused)
     kept = as_safetensors(folder)
-    assert kept.parent == tmp_path / "cache" and [each.name for each in folder.iterdir()] == ["pytorch_model.bin"]
+    assert kept.parent == tmp_path / "cache" and [path.name for path in folder.iterdir()] == ["pytorch_model.bin"]
     read_again(kept, weights())
     assert as_safetensors(folder) == kept and len(caplog.messages) == 1

@@ -239,12 +239,18 @@ def shapes_of(encoder: int, decoder: int, plain: bool, tied: bool, bias_in_layer
 def test_shapes_tell_the_network(plain, bias_in_layers):
     kinds = [(2, 3, False, False), (3, 1, True, False)]
     for encoder, decoder, tied, inside in kinds if bias_in_layers else [*kinds, (0, 2, True, True)]:
-        found = t5x.network_of(shapes_of(encoder, decoder, plain, tied, bias_in_layers, inside), "there")
-        assert (found.vocab_size, found.emb_dim, found.num_heads, found.head_dim, found.mlp_dim) == (40, 16, 3, 4, 24)
-        assert (found.num_encoder_layers, found.num_decoder_layers) == (encoder, decoder)
-        assert found.mlp_activations == (("relu",) if plain else ("gelu", "linear"))
-        assert (found.logits_via_embedding, found.relative_bias_per_layer) == (tied, bias_in_layers)
-        assert (found.num_relpos_buckets, found.dtype) == (32, "float32")
+        network = t5x.network_of(shapes_of(encoder, decoder, plain, tied, bias_in_layers, inside), "there")
+        assert (network.vocab_size, network.emb_dim, network.num_heads, network.head_dim, network.mlp_dim) == (
+            40,
+            16,
+            3,
+            4,
+            24,
+        )
+        assert (network.num_encoder_layers, network.num_decoder_layers) == (encoder, decoder)
+        assert network.mlp_activations == (("relu",) if plain else ("gelu", "linear"))
+        assert (network.logits_via_embedding, network.relative_bias_per_layer) == (tied, bias_in_layers)
+        assert (network.num_relpos_buckets, network.dtype) == (32, "float32")
     for name in ("token_embedder/embedding", "decoder/logits_dense/kernel"):
         theirs = t5x.their_name(f"target/{name}")
         assert t5x.own_name(theirs) == f"target/{name}" and t5x.their_name(theirs) == theirs
@@ -260,8 +266,8 @@ def test_shapes_of_scanned_layers_tell_the_network():
         "decoder/decoder/mlp/wi_0/kernel": (16, 5, 24),
         "encoder/encoder/mlp/wi_0/kernel": (16, 4, 24),
     }
-    found = t5x.network_of({"token_embedder/embedding": (40, 16), **scanned}, "there")
-    assert (found.num_encoder_layers, found.num_decoder_layers, found.head_dim, found.mlp_dim) == (4, 5, 4, 24)
-    assert found.num_heads == 3 and found.relative_bias_per_layer
+    network = t5x.network_of({"token_embedder/embedding": (40, 16), **scanned}, "there")
+    assert (network.num_encoder_layers, network.num_decoder_layers, network.head_dim, network.mlp_dim) == (4, 5, 4, 24)
+    assert network.num_heads == 3 and network.relative_bias_per_layer
     with pytest.raises(InputError, match="there has no array token_embedder/embedding"):
         t5x.network_of(scanned, "there")

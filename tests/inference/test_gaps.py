@@ -12,7 +12,8 @@ import pytest
 import limba
 from limba.config import InputError
 from limba.data.vocabulary import sentences
-from limba.data.vocabulary.load import PieceTable, load_vocabulary
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.piece_table import PieceTable
 from limba.data.vocabulary.special_ids import SpecialIds
 from limba.inference import gap_filling, gap_pieces
 from limba.inference.source import VocabularyName

@@ -14,7 +14,7 @@ import limba
 from limba.config import DataConfig, EvaluationConfig, GenerationConfig, RunConfig, plain
 from limba.config.generation import GenerationFields
 from limba.data.run_data import RunData
-from limba.data.sources.readers import FIELD_SEPARATOR
+from limba.data.sources.columns import FIELD_SEPARATOR
 from limba.evaluation.text import TextEvaluation, sampler
 from limba.export.huggingface import Choices, export
 from limba.inference.load import TrainedModel

@@ -19,7 +19,8 @@ from etils import epath
 import limba
 from limba.config import InputError, MeshConfig, ModelConfig
 from limba.data.vocabulary import published
-from limba.data.vocabulary.load import check_vocabulary, load_vocabulary, sentinel_table
+from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
+from limba.data.vocabulary.sentinels import sentinel_table
 from limba.data.vocabulary.special_ids import SpecialIds
 from limba.inference import mask_filling
 from limba.inference.gap_pieces import Fill

@@ -258,7 +258,7 @@ def test_banned_ids_and_repeated_ngrams_are_not_written():
                 list(itertools.pairwise([*start, *row]))
                 for start, row in zip([[2], [0, 4]], tokens.tolist(), strict=True)
             ]
-            assert any(len(each) > len(set(each)) for each in pairs) == repeats
+            assert any(len(pair) > len(set(pair)) for pair in pairs) == repeats
 
 
 def test_draws_follow_the_probabilities_and_the_input_alone():

@@ -59,9 +59,9 @@ def end(command: str, message: str, status: int = 1) -> NoReturn:
 
 def parsed(arguments: list[str]) -> tuple[str, list[str], dict[str, str]]:
     """Returns the command's words, its positional arguments and its flags; ends where gcloud has no such flag."""
-    words = [each for each in arguments if not each.startswith("--")]
+    words = [argument for argument in arguments if not argument.startswith("--")]
     flags: dict[str, str] = {}
-    for name, _, value in (each.partition("=") for each in arguments if each.startswith("--")):
+    for name, _, value in (argument.partition("=") for argument in arguments if argument.startswith("--")):
         flags[name] = f"{flags[name]}\n{value}" if name in ("--ssh-flag", "--scp-flag") and name in flags else value
     command = next((name for name in FLAGS if words[: len(name.split())] == name.split()), None)
     if command is None:

@@ -105,8 +105,8 @@ def test_a_batch_ends_the_micro_batches_that_are_tried() -> None:
     config = run_of(rows=24)  # which 16 parts, or 2 on each of 8 devices, do not divide
     for chips, parts in ((topology("v5e-1"), [2, 4, 8]), (CHIPS, [])):
         device = changes.Device(chips, 1.0)
-        found = re.findall(r"num_microbatches = (\d+)", changes.table(config, device))
-        assert [int(each) for each in found] == parts
+        matches = re.findall(r"num_microbatches = (\d+)", changes.table(config, device))
+        assert [int(each) for each in matches] == parts
         assert changes.that_fits(config, device)[0][0] == "DataConfig.batch_size"
 
 

@@ -63,7 +63,7 @@ def test_the_largest_arrays_have_names_of_the_network(tmp_path: Path) -> None:
 
 
 def test_topologies_have_the_sizes_of_the_cloud_s_names() -> None:
-    table = {each.name: each for each in topologies.topologies()}
+    table = {topology.name: topology for topology in topologies.topologies()}
     assert len(table) == len(topologies.topologies())
     sizes = {name: (table[name].devices, table[name].chips, table[name].hosts) for name in table}
     assert sizes["v3-8"] == (8, 4, 1) and sizes["v3-32"] == (32, 16, 4)

@@ -34,7 +34,7 @@ def test_the_verdict_of_one_device_names_memory_and_makes_no_promise(capfd: pyte
     assert figures["largest"][0]["bytes"] >= figures["largest"][-1]["bytes"] > 0
     low, high = figures["estimate"]["tokens_per_second"]
     assert 0 < low < high and figures["estimate"]["mfu"] is None
-    assert any("coder" in each["where"] for each in figures["largest"]), figures["largest"]
+    assert any("coder" in figure["where"] for figure in figures["largest"]), figures["largest"]
     assert capfd.readouterr() == ("", "")  # what XLA prints stays in the process
 
 
@@ -88,6 +88,7 @@ def test_the_printed_change_of_a_run_that_does_not_fit_fits_when_it_is_compiled(
 NEEDS_LIBTPU = "needs libtpu: bash launch/setup.sh tpu"
 
 
+@pytest.mark.night
 @pytest.mark.aot
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason=NEEDS_LIBTPU)
 def test_the_printed_change_of_a_run_that_does_not_fit_a_tpu_is_taken_by_its_compiler() -> None:

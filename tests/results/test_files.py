@@ -109,10 +109,10 @@ def test_prose_is_that_of_sentences_columns_or_the_file(name: str, content: str,
 def test_tokens_of_wikiann_begin_with_their_language_and_tags_may_be_numbers(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("ro:Ana\tB-PER\nro:din\tO\nro:Cluj\tB-LOC\n\nro:a:b\tO\n")
     names = NamedEntities("ner", "train.tsv", "train.tsv", tokens=0, tags=1)
-    assert [each.texts for each in names.examples(tmp_path / "train.tsv")] == [("Ana", "din", "Cluj"), ("a:b",)]
+    assert [example.texts for example in names.examples(tmp_path / "train.tsv")] == [("Ana", "din", "Cluj"), ("a:b",)]
     (tmp_path / "train.jsonl").write_text('{"tokens": ["Ana", "din"], "ner_tags": [1, 0]}\n')
     numbered = dataclasses.replace(names, names=("O", "B-PER"))
-    assert [list(each.tags) for each in numbered.examples(tmp_path / "train.jsonl")] == [["B-PER", "O"]]
+    assert [list(example.tags) for example in numbered.examples(tmp_path / "train.jsonl")] == [["B-PER", "O"]]
     with pytest.raises(InputError, match=re.escape("line 1 has the tag 1, and the task ner 0 names; add them")):
         list(names.examples(tmp_path / "train.jsonl"))
 
@@ -169,13 +169,13 @@ def test_rows_and_sentences_belong_to_their_documents(tmp_path: Path) -> None:
     (tmp_path / "a.conllu").write_text(
         "1\tz\t_\tX\n\n# newdoc id = b\n1\ta\t_\tX\n\n1\tb\t_\tX\n\n#newdoc\n1\tc\t_\tX\n"
     )
-    documents = [each.document for each in TAGS.examples(tmp_path / "a.conllu")]
+    documents = [example.document for example in TAGS.examples(tmp_path / "a.conllu")]
     assert len(documents) == 4 and documents[1] == documents[2] and len(set(documents)) == 3
     rows = [{"text": f"{n}", "label": "x", "document": n // 2} for n in range(4)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert [each.document for each in TEXTS.examples(tmp_path / "a.jsonl")] == ["0", "0", "1", "1"]
+    assert [example.document for example in TEXTS.examples(tmp_path / "a.jsonl")] == ["0", "0", "1", "1"]
     (tmp_path / "b.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
-    assert len({each.document for each in TABLE.examples(tmp_path / "b.tsv")}) == 2
+    assert len({example.document for example in TABLE.examples(tmp_path / "b.tsv")}) == 2
 
 
 def test_a_tag_that_only_the_tenth_example_has_is_of_the_training_part_too(tmp_path: Path) -> None:

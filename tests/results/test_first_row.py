@@ -40,7 +40,7 @@ def test_a_run_is_measured_on_its_validation_text_and_the_pairs_of_its_language(
     assert main.main(["results", "run", "--data=data"]) == 0, capsys.readouterr().err
     assert "4 outcomes computed" in capsys.readouterr().out
     folder = place / "results" / "first_row"
-    cells = {(each["task"], each["model"]): each for each in json.loads((folder / "results.json").read_text())["cells"]}
+    cells = {(cell["task"], cell["model"]): cell for cell in json.loads((folder / "results.json").read_text())["cells"]}
     assert set(cells) == {
         *((task, column) for task in ("validation_text", "agreement") for column in ("run", "run, random weights")),
         ("agreement", "chance"),

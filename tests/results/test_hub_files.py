@@ -104,7 +104,7 @@ def test_parquet_of_the_hub_is_read_as_local_json_lines_are_for_each_kind_of_tas
             if found.parts and wanted.parts:
                 for mine, theirs in zip(found.parts[:3], wanted.parts[:3], strict=True):
                     assert [each._replace(where="", document="") for each in mine] == [
-                        each._replace(where="", document="") for each in theirs
+                        row._replace(where="", document="") for row in theirs
                     ]
             else:
                 mine, theirs = (each.task.read(place) for each, place in ((found, data), (wanted, "local")))

@@ -100,7 +100,7 @@ def test_an_encoder_finds_sentences_as_likely_as_transformers_word_by_word(name,
     for side, ours in enumerate(found):
         for pair, likelihood in zip(pairs, ours, strict=True):
             ids = tokenizer(pair[side], return_tensors="pt").input_ids[0]
-            words = np.cumsum([each.startswith("▁") for each in tokenizer.convert_ids_to_tokens(ids[:-1])])
+            words = np.cumsum([piece.startswith("▁") for piece in tokenizer.convert_ids_to_tokens(ids[:-1])])
             rows = ids.repeat(len(words), 1)  # a row for each token but the end of sequence
             for place, word in enumerate(words):
                 later = [i for i in range(place, len(words)) if words[i] == word]

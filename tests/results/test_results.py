@@ -52,7 +52,7 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
     assert "4 outcomes computed" in capsys.readouterr().out
     assert set(TABLES) <= {path.name for path in (place / "out").iterdir()}
     table = (place / "out" / "results.json").read_text()
-    cells = {(each["task"], each["model"]): each for each in json.loads(table)["cells"]}
+    cells = {(cell["task"], cell["model"]): cell for cell in json.loads(table)["cells"]}
     assert cells["agreement", "chance"]["mean"] == 50 and ("text", "chance") not in cells
     assert cells["text", "model, random weights"]["mean"] > 1 and cells["agreement", "model"]["over_examples"]
     verb = cells["agreement", "model"]["parts"]["verb"]
@@ -71,12 +71,12 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
 
     picture = ElementTree.fromstring((place / "out" / "results.svg").read_text())
     bars = [each for each in picture.iter() if each.tag.endswith("rect")]
-    assert len(bars) == len(cells) and {each.get("class") for each in bars} == {"b", "o"}
+    assert len(bars) == len(cells) and {bar.get("class") for bar in bars} == {"b", "o"}
 
     written = (place / "model" / "README.md").read_text()
     data = huggingface_hub.ModelCard(written).data
     assert isinstance(data, huggingface_hub.ModelCardData) and data.eval_results
-    results = {each.dataset_type: each for each in data.eval_results}
+    results = {result.dataset_type: result for result in data.eval_results}
     assert set(results) == {"suite/agreement", "suite/text"} and data.license == "mit"
     assert results["suite/agreement"].metric_value == cells["agreement", "model"]["mean"]
     assert "# A model" in written and markdown.partition("\n")[0] in written

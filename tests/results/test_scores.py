@@ -56,7 +56,7 @@ def test_spans_follow_seqeval(tags, spans) -> None:
 def test_classes_equal_scikit_learns() -> None:
     chosen = random.Random(0)
     targets = [chosen.choice("aaabbcd") for _ in range(60)]
-    given = [chosen.choice("abcde") if chosen.random() < 0.5 else each for each in targets]
+    given = [chosen.choice("abcde") if chosen.random() < 0.5 else target for target in targets]
     counts = np.random.default_rng(0).multinomial(60, np.full(60, 1 / 60), 20)
     hits = [t == p for t, p in zip(targets, given, strict=True)]
     accuracy = scores.share(counts, hits, [1] * 60)

@@ -166,7 +166,7 @@ def test_a_masked_model_of_another_family_is_scored_word_by_word(tmp_path) -> No
                 logits = model(torch.tensor([[0, *shown, 2]])).logits[0, place + 1]
             total += float(torch.log_softmax(logits.double(), -1)[token])
         assert ours == pytest.approx(total, rel=1e-5), text
-    assert max(words.count(each) for each in words) > 2, "words of several pieces"
+    assert max(words.count(word) for word in words) > 2, "words of several pieces"
 
 
 def test_the_output_layer_is_computed_at_the_scored_place_alone(tmp_path) -> None:
@@ -380,12 +380,12 @@ def test_models_of_four_families_stand_beside_ours_in_one_table(vocabulary, tmp_
     assert main.main(command) == 0, capsys.readouterr().err
     assert "16 outcomes computed" in capsys.readouterr().out
     cells = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
-    rows = {figure: {each["model"] for each in cells if each["figure"] == figure} for figure in NAMES.values()}
+    rows = {figure: {cell["model"] for cell in cells if cell["figure"] == figure} for figure in NAMES.values()}
     beside = lambda *names: {column for name in names for column in (name, f"{name}, random weights")}
     assert rows["bits per byte"] == beside("qwen")
     assert rows["pseudo bits per byte"] == beside("bert", "xlm-r")
     assert rows["bits per hidden byte"] == beside("ours")
-    assert {each["model"] for each in cells if each["figure"] == "accuracy"} >= {"ours", "bert", "xlm-r", "qwen"}
+    assert {cell["model"] for cell in cells if cell["figure"] == "accuracy"} >= {"ours", "bert", "xlm-r", "qwen"}
     assert (
         "text, a, qwen: log likelihood from left to right; the model has no start token"
         in (tmp_path / "out" / "results.txt").read_text()

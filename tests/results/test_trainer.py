@@ -56,12 +56,15 @@ def cells_of(folder: Path) -> dict[tuple[str, str], dict]:
     }
 
 
-def test_a_berts_folder_learns_tags(data, capsys) -> None:
+def test_a_berts_folder_learns_tags(data, monkeypatch, capsys) -> None:
+    two_rates = {**SMALL, "learning_rates": (1e-4, 5e-3)}
+    monkeypatch.setattr(protocol, "PROTOCOL", dataclasses.replace(PROTOCOL, **two_rates))
     folders.bert(data / "bert")
     command = ["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--output=out", "--seeds=2"]
     assert main.main(command) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
-    assert "6 outcomes computed" in printed, "a search and two seeds, also of random weights"
+    assert "8 outcomes computed" in printed, "a search of two rates and two seeds, also of random weights"
+    assert "tags, bert: rate 0.005, 3 epochs (accuracy on the development part" in printed
     cells = cells_of(data / "out")
     assert cells["tags", "bert"]["mean"] > cells["tags", "majority"]["mean"] + 10
     rows = {"bert", "bert, random weights", "majority", "each word's usual tag"}
@@ -88,6 +91,13 @@ def test_a_berts_folder_learns_tags(data, capsys) -> None:
     table = (data / "out" / "results.json").read_text()
     assert main.main(command) == 0 and "0 outcomes computed" in capsys.readouterr().out
     assert (data / "out" / "results.json").read_text() == table and not (data / "out" / "training").exists()
+    # A quick table has one rate, which is not searched, and says so in each row.
+    quick = ["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--output=quick", "--seeds=1", "--quick"]
+    assert main.main(quick) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "2 outcomes computed" in printed, "one seed, also of random weights"
+    assert "tags, bert: rate 0.001, 5 epochs (not searched; accuracy on the development part" in printed
+    assert all(cell["protocol"].startswith("quick ") for cell in cells_of(data / "quick").values())
 
 
 @pytest.mark.night
@@ -265,9 +275,11 @@ def test_a_similarity_is_learned(data, capsys) -> None:
 @pytest.mark.night
 def test_a_training_that_was_killed_gives_the_table_of_an_unbroken_one(data, capsys) -> None:
     folders.bert(data / "bert")
-    command = ["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--seeds=1", "--quick"]
+    command = ["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--seeds=4", "--quick"]
     assert main.main([*command, "--output=whole"]) == 0, capsys.readouterr().err
-    assert "compare with other quick figures only" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "compare with other quick figures only" in said
+    assert "8 outcomes computed" in said, "four seeds, also of random weights, and no search"
     kept = lambda: {path: path.stat().st_mtime_ns for path in (data / "out" / "outcomes").glob("*.json")}
     environment = {**os.environ, "PYTHONPATH": str(Path(limba.__file__).parent.parent)}
     with subprocess.Popen([sys.executable, "-m", "limba", *command, "--output=out"], env=environment) as killed:

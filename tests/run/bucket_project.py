@@ -95,7 +95,7 @@ class Project:
         }
 
     def _start(self, commands: Sequence[Sequence[str]], **files: Any) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "tests.run.bucket_project", json.dumps([list(each) for each in commands])]
+        argv = [sys.executable, "-m", "tests.run.bucket_project", json.dumps([list(command) for command in commands])]
         return subprocess.Popen(argv, cwd=ROOT, env=self._environment, text=True, **files)
 
     def commands(self, *commands: Sequence[str]) -> list[dict[str, Any]]:

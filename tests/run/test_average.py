@@ -50,9 +50,9 @@ def test_the_average_is_evaluated_resumed_and_is_the_model(tmp_path: Path, corpu
         train(dataclasses.replace(stopped, train_steps=steps))
     whole, resumed = (
         {
-            (each["kind"], each["step"]): {name: each[name] for name in ("loss", "accuracy")}
-            for each in read_metrics(run.model_dir)
-            if each["kind"] in ("train", "validation") and each["step"] in (1, 2, 6, 7, 11, 12)
+            (record["kind"], record["step"]): {name: record[name] for name in ("loss", "accuracy")}
+            for record in read_metrics(run.model_dir)
+            if record["kind"] in ("train", "validation") and record["step"] in (1, 2, 6, 7, 11, 12)
         }
         for run in (config, stopped)
     )

@@ -41,8 +41,8 @@ def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
 
 def figures(run: Path) -> dict[int, tuple[float, ...]]:
     names = ("loss", "gradient_norm", "learning_rate")
-    lines = [each for each in read_metrics(str(run)) if each["kind"] == "train"]
-    return {each["step"]: tuple(each[name] for name in names if name in each) for each in lines}
+    lines = [record for record in read_metrics(str(run)) if record["kind"] == "train"]
+    return {line["step"]: tuple(line[name] for name in names if name in line) for line in lines}
 
 
 def files(run: Path) -> dict[str, bytes]:

@@ -69,11 +69,11 @@ def test_steps_schedule_saves_and_figures_follow_the_epochs(
     out = capsys.readouterr().out
     assert "50 examples an epoch, 6.25 steps of 8" in out and "up to step 13" in out and "step 13/13" in out
     assert "read 2 time(s): the run ends at step 13" in out
-    lines = {each["step"]: each for each in read_metrics(config.model_dir) if each["kind"] == "train"}
+    lines = {record["step"]: record for record in read_metrics(config.model_dir) if record["kind"] == "train"}
     for step, epochs in ((1, 0.16), (7, 1.12), (13, 2.0)):
         assert lines[step]["epochs/text_to_text"] == pytest.approx(epochs)
         assert lines[step]["learning_rate"] == pytest.approx(0.01 * (1 - (step - 1) / 13), rel=1e-4)
-    evaluated = [each["step"] for each in read_metrics(config.model_dir) if each["kind"] == "validation"]
+    evaluated = [record["step"] for record in read_metrics(config.model_dir) if record["kind"] == "validation"]
     saved = sorted(int(path.name) for path in (Path(config.model_dir) / "checkpoints").iterdir() if path.name.isdigit())
     assert evaluated == saved == [7, 13]
     counts = (Path(config.model_dir) / "rows.json").stat().st_mtime_ns
@@ -139,7 +139,11 @@ def test_what_was_trained_is_saved_when_reading_fails(
     path.write_bytes(good)
     train(config)
     whole, found = (
-        {each["step"]: (each["loss"], each["gradient_norm"]) for each in read_metrics(run) if each["kind"] == "train"}
+        {
+            record["step"]: (record["loss"], record["gradient_norm"])
+            for record in read_metrics(run)
+            if record["kind"] == "train"
+        }
         for run in (str(tmp_path / "whole"), config.model_dir)
     )
     assert {step: found[step] for step in range(2, 111)} == {step: whole[step] for step in range(2, 111)}

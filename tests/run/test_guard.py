@@ -143,10 +143,11 @@ def test_a_poisoned_batch_is_dropped_and_its_documents_named(
     named = [(row["shard"], document["document"]) for row in entry["rows"] for document in row["documents"]]
     assert set(named) == {(0, POISONED[0]), (1, POISONED[1])}
     assert all(poisoned.name in document["unit"] for row in entry["rows"] for document in row["documents"])
-    assert f"of shard 0 ({poisoned.name}, document {POISONED[0]});" in said
+    # A document is counted in its part of the file, which the bytes name.
+    assert f"of shard 0 ({poisoned.name}[0:65536], document {POISONED[0]});" in said
     texts = [json.loads(line)["text"] for line in poisoned.read_text().splitlines()]
-    found = documents_of_step(config.model_dir, batch, stood_out=True)
-    assert {document.text for row in found for document in row.documents} == {texts[number] for number in POISONED}
+    documents = documents_of_step(config.model_dir, batch, stood_out=True)
+    assert {document.text for row in documents for document in row.documents} == {texts[number] for number in POISONED}
 
 
 @pytest.mark.slow

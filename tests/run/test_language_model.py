@@ -124,7 +124,7 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     launch_report.run(["--gin_file=gin/ja_lm_0.1b.gin", f"--gin.MODEL_DIR={config.model_dir}"])
     summary = " ".join(capsys.readouterr().out.split())
     assert (Path(config.model_dir) / "loss.png").is_file()
-    with pytest.raises(InputError, match="holds no figures of training yet"):
+    with pytest.raises(InputError, match="has no figures of training yet"):
         launch_report.run(["--gin_file=gin/ja_lm_0.1b.gin", f"--gin.MODEL_DIR={tmp_path}/none"])
     for record in samples:
         assert f"step {record['step']} {' '.join(record['texts'][PROMPT][0].split())}" in summary

@@ -32,7 +32,7 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 def lines_of(config: RunConfig) -> dict[int, dict[str, Any]]:
-    return {each["step"]: each for each in read_metrics(config.model_dir) if each["kind"] == "train"}
+    return {record["step"]: record for record in read_metrics(config.model_dir) if record["kind"] == "train"}
 
 
 @pytest.mark.slow

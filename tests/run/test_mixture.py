@@ -60,7 +60,7 @@ def test_the_tokens_of_each_corpus_are_recorded_and_shown(config: RunConfig, tmp
     for steps in (3, 8):
         train(dataclasses.replace(resumed, train_steps=steps))
     whole, again = (
-        [each for each in read_metrics(run.model_dir) if each["kind"] == "train"] for run in (config, resumed)
+        [record for record in read_metrics(run.model_dir) if record["kind"] == "train"] for run in (config, resumed)
     )
     assert [each["step"] for each in whole] == [each["step"] for each in again] == list(range(1, 9))
     for one, other in zip(whole, again, strict=True):

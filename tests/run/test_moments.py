@@ -22,7 +22,7 @@ MANY_STEPS = 1_000_000
 def newest(directory: Path) -> int:
     """Returns the newest saved step; 0 for none."""
     folder = directory / "checkpoints"
-    steps = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()] if folder.exists() else []
+    steps = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.exists() else []
     return max(steps, default=0)
 
 

@@ -16,7 +16,7 @@ from etils import epath
 from limba.config import DataConfig, InputError
 from limba.data.tasks import addresses_of, copies_of, resolve_task
 from limba.data.vocabulary import TokenizersVocabulary, files
-from limba.data.vocabulary.load import address_of, content_name, of_run
+from limba.data.vocabulary.addresses import address_of, content_name, of_run
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
 from tests.hub_server import hub
 
@@ -122,7 +122,7 @@ def test_each_vocabulary_of_a_task_is_kept(vocabulary: Path, tmp_path: Path, mon
     assert found[0].extra_ids == 50 and copies_of(resolved) == str(moved)
     given = DataConfig("kept", {"inputs": 16, "targets": 16}, 8, vocabulary="in.model", extra_ids=50)
     features = resolve_task(given, str(moved)).output_features.values()
-    assert {content_name(each.vocabulary) for each in features} == {names[0]}
+    assert {content_name(feature.vocabulary) for feature in features} == {names[0]}
     with pytest.raises(InputError, match="in.model does not exist"):
         resolve_task(given)
 

@@ -104,8 +104,8 @@ def write_config(folder: Path, corpus: Path, readers: int) -> str:
 
 
 def figures(folder: Path) -> dict[int, tuple[float, float]]:
-    lines = [each for each in read_metrics(str(folder)) if each["kind"] == "train"]
-    return {each["step"]: (each["loss"], each["gradient_norm"]) for each in lines}
+    lines = [record for record in read_metrics(str(folder)) if record["kind"] == "train"]
+    return {line["step"]: (line["loss"], line["gradient_norm"]) for line in lines}
 
 
 @pytest.mark.long

@@ -59,9 +59,9 @@ def check_resumes(name: str, step: int, last_step: int, processes: int, director
     assert said.count(sentence) == 1 and "(data position of format 5, this version's is 6)" in said
     trained(directory, "other", processes, f"--gin.INITIAL_CHECKPOINT_PATH=kept/{checkpoint}")
     expected = losses_of(directory / "other")
-    found = losses_of(directory / "run")
-    assert list(found) == list(range(step + 1, last_step + 1))
-    assert found == expected
+    losses = losses_of(directory / "run")
+    assert list(losses) == list(range(step + 1, last_step + 1))
+    assert losses == expected
 
 
 @pytest.mark.slow

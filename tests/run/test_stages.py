@@ -85,7 +85,7 @@ def copied(run: Path, there: Path, step: int) -> Path:
 
 
 def last_tokens(run: Path) -> dict[str, float]:
-    last = [each for each in read_metrics(str(run)) if each["kind"] == "train"][-1]
+    last = [record for record in read_metrics(str(run)) if record["kind"] == "train"][-1]
     return {name: value for name, value in last.items() if name.startswith("tokens/")}
 
 
@@ -105,11 +105,11 @@ def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
         assert_same(whole, again, 7)
 
     # Every token is one of a stage: what the log counts is what the stages have.
-    lines = [each for each in read_metrics(str(whole)) if each["kind"] == "train"]
+    lines = [record for record in read_metrics(str(whole)) if record["kind"] == "train"]
     staged = {name: value for name, value in tokens.items() if name.count("/") == 2}
     assert sum(staged.values()) == sum(value for name, value in tokens.items() if name not in staged)
     assert sum(staged.values()) == pytest.approx(
-        sum(each["tokens_per_second"] * each["seconds_per_step"] for each in lines)
+        sum(line["tokens_per_second"] * line["seconds_per_step"] for line in lines)
     )
     assert {name.split("/", 1)[1] for name in staged} == {
         "stage_0/demo_span_corruption", "stage_3/later_clean", "stage_5/later_clean", "stage_5/later_books"
@@ -212,9 +212,9 @@ def test_the_guard_rewinds_across_a_boundary_and_the_documents_are_found(
         train(given)
         guarded.assert_same_run(given, config)
 
-        found = documents_of_step(config.model_dir, 57, stood_out=True)
-        assert {document.text for row in found for document in row.documents} == set(bad)
-        assert {document.source for row in found for document in row.documents} == {"rewound_stage"}
+        documents = documents_of_step(config.model_dir, 57, stood_out=True)
+        assert {document.text for row in documents for document in row.documents} == set(bad)
+        assert {document.source for row in documents for document in row.documents} == {"rewound_stage"}
     finally:
         seqio.TaskRegistry.remove("rewound_stage")
 

@@ -46,7 +46,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 
 def names_of(rows: list) -> list[tuple]:
-    return [(each.shard, each.row, [(one.unit, one.row, one.text) for one in each.documents]) for each in rows]
+    return [(row.shard, row.row, [(one.unit, one.row, one.text) for one in row.documents]) for row in rows]
 
 
 @pytest.mark.slow

@@ -218,7 +218,7 @@ def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     assert ended["step"] == steps[-1] == len(steps) < 100
     assert ended["validation"]["loss"] > 0
     name = "epochs/demo_span_corruption"
-    found = [each[name] for each in read_metrics(config.model_dir) if each["kind"] == "train" and name in each]
+    found = [record[name] for record in read_metrics(config.model_dir) if record["kind"] == "train" and name in record]
     assert found == sorted(found) and all(0 < epochs <= 1 for epochs in found)
     assert (Path(config.model_dir) / "checkpoints" / str(steps[-1])).is_dir()
 

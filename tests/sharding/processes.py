@@ -122,14 +122,14 @@ class Processes:
         self.each = [
             subprocess.Popen(
                 command,
-                env=each,
+                env=variable,
                 cwd=ROOT,
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-            for each in variables(count)
+            for variable in variables(count)
         ]
 
     def __enter__(self) -> Processes:

@@ -42,22 +42,22 @@ def test_a_field_is_named_with_both_values() -> None:
 
 
 def test_each_field_has_one_name_and_those_that_are_free_have_none() -> None:
-    found = consistency.fields_of(RUN)
-    assert found["DataConfig.task_feature_lengths"] == "{'inputs': 512}"
-    assert found["GenerationConfig.max_tokens"] == "128"
-    assert found["EvaluationConfig.sampling.max_tokens"] == "64"  # a second GenerationConfig
+    fields = consistency.fields_of(RUN)
+    assert fields["DataConfig.task_feature_lengths"] == "{'inputs': 512}"
+    assert fields["GenerationConfig.max_tokens"] == "128"
+    assert fields["EvaluationConfig.sampling.max_tokens"] == "64"  # a second GenerationConfig
     data = dataclasses.replace(RUN.data, vocabulary="/b/spiece.model", num_reader_processes=4)
-    assert consistency.fields_of(dataclasses.replace(RUN, data=data, profile_steps=3)) == found
+    assert consistency.fields_of(dataclasses.replace(RUN, data=data, profile_steps=3)) == fields
 
     def leaves(part: Any) -> int:
         values = [getattr(part, field.name) for field in dataclasses.fields(part)]
         return sum(leaves(value) if dataclasses.is_dataclass(value) else 1 for value in values)
 
-    assert len(found) == leaves(RUN) - len(consistency.FREE_FIELDS)
+    assert len(fields) == leaves(RUN) - len(consistency.FREE_FIELDS)
     sampling = EvaluationConfig(sampling=GenerationConfig(max_tokens=32))
     changed = consistency.fields_of(dataclasses.replace(RUN, evaluation=sampling))
-    assert "EvaluationConfig.sampling.max_tokens" in consistency.differing(changed, found)
-    assert "GenerationConfig.max_tokens" not in consistency.differing(changed, found)
+    assert "EvaluationConfig.sampling.max_tokens" in consistency.differing(changed, fields)
+    assert "GenerationConfig.max_tokens" not in consistency.differing(changed, fields)
 
 
 def test_what_is_absent_and_who_it_is_are_said() -> None:

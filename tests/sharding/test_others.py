@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from limba.sharding.others import LOST, resumes_from
+from tests.bucket_server import emulated
 from tests.sharding.processes import Processes
 
 SECONDS = 6.0
@@ -107,3 +108,10 @@ def test_where_a_run_resumes(directory: Path) -> None:
     unreadable.mkdir()
     (unreadable / "checkpoints").symlink_to("checkpoints")  # a circle: the storage does not say what is there
     assert resumes_from(str(unreadable)) == "the run resumes from its newest checkpoint"
+
+
+def test_a_step_of_a_bucket_without_its_manifest_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with emulated(monkeypatch) as server:
+        server.put("bucket", "run/checkpoints/20/manifest.json", b"{}")
+        server.put("bucket", "run/checkpoints/30/data/metadata", b"{}")
+        assert resumes_from("gs://bucket/run", seconds=60.0) == "the run resumes from step 20"

@@ -109,5 +109,5 @@ def test_processes_end_when_one_of_them_is_stuck(tmp_path: Path) -> None:
             assert status == 75 and len(lines) == 1, lines
             assert lines[0].startswith("Step 10 has not ended") or "has ended: Step 10" in lines[0]
     stacks = [path.read_text() for path in sorted((tmp_path / "logs").glob("stacks_process_*.txt"))]
-    assert sum("Step 10 of process" in each for each in stacks) >= sum(ended_by_itself) > 0
+    assert sum("Step 10 of process" in stack for stack in stacks) >= sum(ended_by_itself) > 0
     assert not ended_by_itself[0] or "process_allgather" in stacks[0]

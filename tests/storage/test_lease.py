@@ -138,6 +138,16 @@ def test_a_stopped_process_of_this_host_still_holds_and_a_killed_one_does_not(
     holder.communicate()
 
 
+def test_what_a_process_left_that_was_killed_while_it_took_over_is_removed(tmp_path: Path) -> None:
+    aside = tmp_path / f"{FILE}.{'0123456789abcdef'}"
+    put(aside, of_another_machine())
+    (tmp_path / f"{FILE}.txt").write_text("a user's")
+    with held(str(tmp_path)) as mine:
+        assert not aside.exists()
+        mine.confirm()
+    assert [path.name for path in tmp_path.iterdir()] == [f"{FILE}.txt"]
+
+
 def test_a_process_that_has_the_number_of_a_dead_one_holds_nothing(tmp_path: Path, capsys) -> None:
     with held(str(tmp_path)):
         ours = owner_in(tmp_path)
@@ -373,6 +383,7 @@ def test_a_storage_that_is_away_for_longer_than_a_lease(tmp_path: Path, monkeypa
                 mine.confirm()
         else:
             wait_until(lambda: place._lease.compromise is None and not mine._is_failing)
+            assert not mine._has_complained  # the next outage is said, too
             beats_go_on(tmp_path)
             mine.check()
             mine.confirm()

@@ -172,7 +172,7 @@ def test_a_batch_that_gives_nan_is_dropped_and_its_row_named(guarded: Guarded) -
     guard._model = Network(SMALL, tiny.mesh_of(MeshConfig(), 8))
     guard.after(1, {}, figures, (NO_LIMITS,))
     (spike,) = guard.spikes(1)
-    guard._place = lambda rows: poisoned
+    guard._place_batch = lambda rows: poisoned
     guard.drop(spike, state)
     (entry,) = entries_of(guard.skipped_batches.path.read_text(), "ledger")
     assert entry["rows"] == [{"shard": 1, "row": 1, "loss": None}]

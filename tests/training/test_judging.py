@@ -173,9 +173,9 @@ def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None
         assert not any(each.asked for each in add(guard, step, 3.0))
     for step in range(40, 47):
         add(guard, step, {40: 9.0, 41: 8.0, 43: 9.0, 45: math.nan}.get(step, 3.0))
-    assert [(each.step, each.number) for each in guard.spikes(41)] == [(40, 1), (41, 2)]
+    assert [(spike.step, spike.number) for spike in guard.spikes(41)] == [(40, 1), (41, 2)]
     spikes = guard.spikes(100)
-    assert [(each.step, each.number) for each in spikes] == [(43, 1), (45, 1)]
+    assert [(spike.step, spike.number) for spike in spikes] == [(43, 1), (45, 1)]
     assert spikes[0].typical_loss == 3.0 and guard.spikes(100) == []
     guard.warn(spikes)  # that of 45 ends the run
     assert guard._metrics.events == [
@@ -196,11 +196,11 @@ def test_a_step_that_may_be_dropped_goes_by_its_own_limits(guard_of: Any) -> Non
     asked = add(guard, 1, 3.0, 1.0, (np.array([2.0, np.inf], np.float32),))
     assert [each.asked for each in asked] == [1, 1, 1]
     add(guard, 2, 3.0, 1.0, (np.array([4.0, np.inf], np.float32),))
-    assert [each.step for each in guard.spikes(2)] == [1]
+    assert [spike.step for spike in guard.spikes(2)] == [1]
     for step in range(3, 44):
         add(guard, step, 3.0 if step < 24 else 9.0, 1.0, (np.array([4.0, np.inf], np.float32),))
     spikes = guard.spikes(43)
-    assert [each.number for each in spikes] == list(range(1, 21))
+    assert [spike.number for spike in spikes] == list(range(1, 21))
     assert len(guard._window.notes()) == 22  # a new level is learned by 'warn' alone
     guard.begin(50, {"guard": {"window": [[1, 2.0, 0.0]]}})
     add(guard, 51, math.inf)
@@ -241,8 +241,8 @@ def test_a_run_that_returns_writes_down_the_batches_around(guard_of: Any, around
     guard.skipped_batches.append([{"batch": 25, "rows": []}])
     guard._write_rewound(spike, state_at(22))
     entries = entries_of(guard.skipped_batches.path.read_text(), "ledger")
-    assert [each["batch"] for each in entries] == ([25, 24] if around == 0 else [25, 23, 24, 26])
-    by_batch = {each["batch"]: each for each in entries}
+    assert [entry["batch"] for entry in entries] == ([25, 24] if around == 0 else [25, 23, 24, 26])
+    by_batch = {entry["batch"]: entry for entry in entries}
     assert by_batch[24] == {
         "batch": 24, "data_batch": 20, "action": "rewind", "reason": "its gradient norm is nan", "loss": 9.0,
         "gradient_norm": None, "rows": STOOD_OUT,
@@ -291,7 +291,7 @@ def test_a_lasting_level_is_learned_after_twenty_steps(guard_of: Any) -> None:
     guard = guard_of("warn")
     for step in range(1, 101):
         add(guard, step, 3.0 if step <= 60 else 9.0)
-    assert [each.step for each in guard.spikes(100)] == list(range(61, 81))
+    assert [spike.step for spike in guard.spikes(100)] == list(range(61, 81))
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_updates_are_the_formulas(name: str, fields: dict[str, float]) -> None:
         scale = 0.02 if t == 3 else 1.0  # below the threshold of the gradient's norm, which is about 11 otherwise
         grads = jax.tree.map(lambda p, scale=scale: random.standard_normal(p.shape, np.float32) * scale, params)
         updates, state = step(grads, state, params)
-        norm = np.sqrt(sum(np.sum(np.float64(each) ** 2) for each in jax.tree.leaves(grads)))
+        norm = np.sqrt(sum(np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(grads)))
         for path, update in flatten(jax.device_get(updates)).items():
             in_layers = "/layers/" in path
             given = np.float64(flatten(grads)[path]) * min(1.0, 2.0 / norm), np.float64(flatten(params)[path])

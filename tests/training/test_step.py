@@ -7,7 +7,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
+from jax.sharding import Mesh
 
 from benchmarks.replay import replay
 from limba.config import LossConfig, MeshConfig, ModelConfig, ScheduleConfig, optimizer_config
@@ -56,10 +58,16 @@ def test_replays_a_packed_t5x_run_whose_loss_is_not_divided(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), pytest.param(MeshConfig(8, 1, 1), marks=pytest.mark.night)])
-def test_every_mesh_trains_like_one_device(mesh: MeshConfig) -> None:
-    sharded, _ = tiny.train(mesh_config=mesh, num_devices=8, create=create_state)
-    alone, _ = tiny.train(create=create_state)
+@pytest.mark.parametrize("axes", [MeshConfig(2, 2, 2), pytest.param(MeshConfig(8, 1, 1), marks=pytest.mark.night)])
+def test_every_mesh_trains_like_one_device(axes: MeshConfig) -> None:
+    def create(
+        network: Network, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int, shard_update: bool
+    ) -> TrainState:
+        shardings = state_shardings(network, optimizer, mesh, shard_update)
+        return create_state(network, optimizer, shardings, seed)
+
+    sharded, _ = tiny.train(mesh_config=axes, num_devices=8, create=create)
+    alone, _ = tiny.train(create=create)
     np.testing.assert_allclose(sharded, alone, rtol=1e-5)
 
 

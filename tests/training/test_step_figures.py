@@ -36,7 +36,7 @@ def mesh_state(config: ModelConfig, devices: int, **choices: object) -> tuple[Tr
 
 
 def norm(tree: object) -> float:
-    return float(np.sqrt(sum(np.sum(np.float64(each) ** 2) for each in jax.tree.leaves(tree))))
+    return float(np.sqrt(sum(np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(tree))))
 
 
 def test_a_step_says_what_it_did_and_may_be_dropped() -> None:
@@ -116,7 +116,7 @@ def collectives(jaxpr: Any) -> Counter[tuple[str, str]]:
                 found += collectives(inner) if hasattr(inner, "eqns") else Counter()
         name = equation.primitive.name.split("_invariant")[0]
         if name in ("psum", "reduce_scatter", "all_gather"):
-            found += Counter((name, str(each.aval.dtype)) for each in equation.invars if each.aval.ndim)
+            found += Counter((name, str(invar.aval.dtype)) for invar in equation.invars if invar.aval.ndim)
     return found
 
 

@@ -20,7 +20,7 @@ from limba.config.environment import quiet_imports
 
 if TYPE_CHECKING:
     from limba.data.run_data import RunData
-    from limba.data.vocabulary.load import Vocabulary
+    from limba.data.vocabulary.vocabularies import Vocabulary
     from limba.inference.source import Source as Model
 
 logger = logging.getLogger(__name__)
@@ -300,7 +300,7 @@ def _lacking(run: RunData) -> Iterator[str]:
 
 
 def _names_of(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
-    from limba.data.vocabulary.load import PieceTable
+    from limba.data.vocabulary.piece_table import PieceTable
 
     return [PieceTable(vocabulary).name(number) for number in ids]
 

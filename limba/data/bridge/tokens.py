@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from limba.data.bridge.graph import TRACING
-from limba.data.vocabulary.load import encoder
+from limba.data.vocabulary.spelling import encoder
 from limba.data.vocabulary.vocabularies import ByteVocabulary, Vocabulary, plain
 
 if TYPE_CHECKING:

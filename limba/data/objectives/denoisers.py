@@ -18,7 +18,7 @@ from limba.data.draws import Words, order_of
 from limba.data.objectives import token_blocks
 from limba.data.objectives.spans import num_noise
 from limba.data.objectives.token_blocks import Features
-from limba.data.vocabulary.load import sentinel_table
+from limba.data.vocabulary.sentinels import sentinel_table
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 MODES = ("R", "S", "X")

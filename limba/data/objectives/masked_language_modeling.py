@@ -17,7 +17,8 @@ from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths
 from limba.data.objectives.token_blocks import Features
 from limba.data.objectives.whole_words import LONGEST_WORD, begins_word
 from limba.data.packing import CAUSAL, PREDICTED
-from limba.data.vocabulary.load import mask_id, piece_texts
+from limba.data.vocabulary.sentinels import mask_id
+from limba.data.vocabulary.spelling import piece_texts
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 

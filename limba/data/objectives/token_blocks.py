@@ -16,16 +16,16 @@ from limba.config import ConfigError, InputError
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.draws import Words
 from limba.data.registry import Feature
-from limba.data.vocabulary.load import (
-    MOST_EXTRA_IDS,
+from limba.data.vocabulary.load import MOST_EXTRA_IDS
+from limba.data.vocabulary.sentinels import (
     are_sentinels_last,
     begin_id,
-    encoder,
     has_byte_sentinels,
     num_sentinels,
     sentinel_table,
     warn_of_byte_sentinels,
 )
+from limba.data.vocabulary.spelling import encoder
 from limba.data.vocabulary.stream import StreamVocabulary, offset_of
 from limba.data.vocabulary.vocabularies import Vocabulary
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from limba.config import ConfigError, InputError, without_credentials
 from limba.data.draws import Purpose
+from limba.data.sources.columns import joined
 from limba.data.sources.documents import Chosen, Dealt, Part, Share
+from limba.data.sources.listing import Unit
 from limba.data.sources.order import Counts, Reading, fewer_shards
-from limba.data.sources.readers import Unit, joined
 from limba.data.sources.units import FileSource
 
 RECORDS_PER_UNIT = 1024

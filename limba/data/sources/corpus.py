@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from limba.config import InputError, without_credentials
 from limba.data.sources.fingerprints import Mark
-from limba.data.sources.readers import file_format
+from limba.data.sources.listing import file_format
 
 NAMED_FILES = 3  # in one sentence
 
@@ -33,7 +33,7 @@ class Corpora:
     def end_bytes(self) -> dict[str, int]:
         """Task -> the bytes at each end of a local file that its mark covers; 0 where there is no local file."""
         kinds = {task: [(mark.content or "").partition(":")[0] for mark in marks] for task, marks in self.files.items()}
-        return {task: next((int(kind) for kind in each if kind.isdigit()), 0) for task, each in kinds.items()}
+        return {task: next((int(kind) for kind in names if kind.isdigit()), 0) for task, names in kinds.items()}
 
     @functools.cached_property
     def _names(self) -> dict[str, tuple[str, list[str]]]:
@@ -51,7 +51,8 @@ class Corpora:
 
     def packed(self, shard: int, num_shards: int) -> bytes:
         """Returns the rows of the table that one shard's data position holds, compressed."""
-        table, first = {}, 0
+        table = {}
+        first = 0
         for task, marks in self.files.items():
             folder, names = self._names[task]
             rows = [
@@ -132,19 +133,21 @@ def changes(then: Mapping[int, Mark], num_files: int, now: Sequence[Mark]) -> Ch
     is_same_place = not {then[place].path for place in places}.isdisjoint(paths)
     old_names = [then[at].path for at in places] if is_same_place else _relative(then[at] for at in places)[1]
     new_names = paths if is_same_place else _relative(now)[1]
-    by_name, found = dict(zip(new_names, now, strict=True)), Changes()
+    by_name = dict(zip(new_names, now, strict=True))
+    changes = Changes()
     for name, place in zip(old_names, places, strict=True):
-        mark, other = then[place], by_name.get(name)
+        mark = then[place]
+        other = by_name.get(name)
         if other is None:
-            found.vanished.append(mark)
+            changes.vanished.append(mark)
         elif mark.differs(other):
-            found.changed.append((mark, other))
+            changes.changed.append((mark, other))
         elif None not in (mark.time, other.time) and mark.time != other.time and other.has_unread_middle:
-            found.touched.append(other)
+            changes.touched.append(other)
     if len(then) == num_files:
         known = set(old_names)
-        found.appeared = [mark for name, mark in by_name.items() if name not in known]
-    return found
+        changes.appeared = [mark for name, mark in by_name.items() if name not in known]
+    return changes
 
 
 def _kind(path: str) -> tuple[str, str]:
@@ -158,6 +161,6 @@ def _relative(marks: Iterable[Mark]) -> tuple[str, list[str]]:
     """Returns (the folder that has all files, their paths below it), without credentials."""
     parts = [without_credentials(mark.path).split("/") for mark in marks]
     shared = 0
-    while parts and all(len(each) > shared + 1 and each[shared] == parts[0][shared] for each in parts):
+    while parts and all(len(other) > shared + 1 and other[shared] == parts[0][shared] for other in parts):
         shared += 1
-    return "/".join(parts[0][:shared]) if parts else "", ["/".join(each[shared:]) for each in parts]
+    return "/".join(parts[0][:shared]) if parts else "", ["/".join(other[shared:]) for other in parts]

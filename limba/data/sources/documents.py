@@ -22,8 +22,8 @@ import numpy as np
 from limba.config import InputError
 from limba.data.dataset import TEXT, Dataset, Document, Item, Place
 from limba.data.sources import order
+from limba.data.sources.notices import say_once
 from limba.data.sources.order import Counts, Reading
-from limba.data.sources.readers import say_once
 from limba.data.sources.splits import Splits
 
 MOST_EMPTY_UNITS = 10_000  # in a row, of a shard with fewer units; seconds

@@ -17,7 +17,8 @@ from limba.config import InputError, reason_of
 
 END_BYTES = 1 << 16  # read of a local file at its head, and as many at its tail
 # A corpus of many files: less is read of each, so that 100,000 files take seconds and not minutes on a slow disk.
-MANY_FILES, SHORT_END_BYTES = 20_000, 1 << 12
+MANY_FILES = 20_000
+SHORT_END_BYTES = 1 << 12
 FILES_AT_ONCE = 16
 # In a server's listing, the best first: checksums stay when a file is copied elsewhere, the others do not.
 VERSIONS = ("sha256", "crc32c", "md5Hash", "Content-MD5", "blob_id", "ETag", "etag", "generation", "versionId")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from limba.config import ConfigError, InputError, Open, reason_of
-from limba.data.sources.readers import file_format
+from limba.data.sources.listing import file_format
 from limba.data.sources.splits import Column, Rewrite
 from limba.data.sources.units import DataFiles, UnitSource, patterns_of
 from limba.storage import servers
@@ -60,22 +60,25 @@ def hub_corpus(data_files: DataFiles, column: Column = "text", validation_percen
     Raises ConfigError for several data sets, and for a data set beside files.
     """
     named = {split: [hub_name(text) for text in texts] for split, texts in patterns_of(data_files).items()}
-    found = [name for names in named.values() for name in names]
-    if not any(found):
+    data_names = [name for names in named.values() for name in names]
+    if not any(data_names):
         return None
-    if None in found or any(len(names) > 1 for names in named.values()) or len({(*f[:3],) for f in found if f}) > 1:
+    has_files_too = None in data_names
+    has_several_in_a_split = any(len(names) > 1 for names in named.values())
+    data_sets = {(*name[:3],) for name in data_names if name}  # path, configuration and revision
+    if has_files_too or has_several_in_a_split or len(data_sets) > 1:
         raise ConfigError(
             "DataConfig.data_files",
             f"is {data_files!r}, and a data set of the hub must be the only corpus; name one, with its splits as"
             " {'train': 'user/name#train', 'validation': 'user/name#test'}, or register a mixture of tasks.",
         )
-    name = next(filter(None, found))
-    splits = {split: each.split or split for split, (each,) in named.items() if each is not None}
-    for given in splits.values():
-        if not re.fullmatch(r"[\w.-]+", given):
+    name = next(filter(None, data_names))
+    splits = {split: data_name.split or split for split, (data_name,) in named.items() if data_name is not None}
+    for split_name in splits.values():
+        if not re.fullmatch(r"[\w.-]+", split_name):
             raise ConfigError(
                 "DataConfig.data_files",
-                f"names the split {given!r}; give a split's whole name, such as {name.path}#train: slices are"
+                f"names the split {split_name!r}; give a split's whole name, such as {name.path}#train: slices are"
                 " of TensorFlow Datasets.",
             )
     return HubSource(
@@ -109,7 +112,10 @@ class HubSource(UnitSource):
             HubSource, path, name, column=column, splits=tuple(splits), validation_percent=validation_percent,
             validation_split=validation_split, rewrite=rewrite, train_split=train_split, is_named=is_named,
         )  # fmt: skip
-        self.path, self.config_name, self.revision, self.is_named = path, name, revision, is_named
+        self.path = path
+        self.config_name = name
+        self.revision = revision
+        self.is_named = is_named
         self._own_names = {"train": train_split, "validation": validation_split}
         super().__init__(f"The data set {path}", self._hub_files, splits, column, validation_percent, rewrite)
 
@@ -127,8 +133,8 @@ class HubSource(UnitSource):
     def resolved_revision(self) -> str | None:
         """The commit that its files are read from; None for a local directory. Queries the hub."""
         addresses = itertools.chain.from_iterable(self._patterns.values())
-        found = (re.match(r"hf://datasets/[^@]+@([0-9a-f]{40})/", address) for address in addresses)
-        return next((match[1] for match in found if match), None)
+        revisions = (re.match(r"hf://datasets/[^@]+@([0-9a-f]{40})/", address) for address in addresses)
+        return next((match[1] for match in revisions if match), None)
 
     def pinned(self, revision: str) -> HubSource:
         """Returns this data set at this commit."""
@@ -151,15 +157,15 @@ class HubSource(UnitSource):
         if not files:
             raise InputError(f"{self.name} has no data files of its own; set DataConfig.data_files to its files.")
         there = {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
-        found = dict(there)
+        splits = dict(there)
         for own, theirs in self._own_names.items():
             if theirs in there:
-                found[own] = there[theirs]
+                splits[own] = there[theirs]
             elif theirs != own and self.is_named:
                 raise InputError(f"{self.name} has no split {theirs!r}; it has {', '.join(there)}: name one of these.")
-        if found.get("validation") == found.get("train"):
-            found.pop("validation", None)  # a part of it is used for validation
-        return found
+        if splits.get("validation") == splits.get("train"):
+            splits.pop("validation", None)  # a part of it is used for validation
+        return splits
 
     def _ask_hub(self, path: str) -> None:
         """Raises InputError if the hub does not have the data set, or does not answer within some seconds."""

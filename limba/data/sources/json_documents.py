@@ -61,14 +61,14 @@ def object_over_lines(file: IO[bytes]) -> Mapping[str, object]:
     text, _ = _whole_text(data.removeprefix(b"\xef\xbb\xbf"), 0, True)
     start = len(text) - len(text.lstrip())
     try:
-        found, end = json.JSONDecoder().raw_decode(text, start)
+        record, end = json.JSONDecoder().raw_decode(text, start)
     except json.JSONDecodeError as error:
         raise JsonError(error.msg, len(text[: error.pos].encode())) from None
     except (ValueError, RecursionError) as error:
         raise JsonError(reason_for(error), 0) from None
     if text[end:].strip():
         raise JsonError(f"another value follows its first object; {AS_LINES}", len(text[:end].encode()))
-    return found
+    return record
 
 
 def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
@@ -76,7 +76,8 @@ def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
     head = file.read(HEAD_BYTES)
     match = _ARRAY.match(head)
     assert match is not None, "is_array has seen it"
-    offset, decoder = match.end(), json.JSONDecoder()
+    offset = match.end()
+    decoder = json.JSONDecoder()
     data = head[offset:]
     is_over = False
     is_first = True
@@ -183,12 +184,13 @@ def is_column(record: Mapping[str, object], column: str) -> bool:
     is_list = column == TOKENS or name != column  # in each row
     kinds: tuple[type, ...] = (list,) if is_list else (str, list)
     if name not in record and "." in name:
-        name, kinds = name.partition(".")[0], (Mapping,)
+        name = name.partition(".")[0]
+        kinds = (Mapping,)
     values = record.get(name)
     if not isinstance(values, list):
         return False
-    found = [each for each in values if each is not None]
-    return any(bool(found) and all(isinstance(each, kind) for each in found) for kind in kinds)
+    present = [entry for entry in values if entry is not None]
+    return any(bool(present) and all(isinstance(entry, kind) for entry in present) for kind in kinds)
 
 
 def stored_name(column: str) -> str:
@@ -225,7 +227,9 @@ def flat(value: Any, column: str) -> Any:
 
 def not_text(place: str, value: object, column: str, kind: type[InputError] = InputError) -> InputError:
     """Returns the error for a value that is not text."""
-    found, better = f"{type(value).__name__} in column {column!r}, not text", "another one"
+    held = f"{type(value).__name__} in column {column!r}, not text"
+    better = "another one"
     if column == TOKENS and isinstance(value, list):
-        found, better = f"words in column {column!r}, a name for ids", f"'{column}[]'"
-    return kind(f"{place} holds {found}; set DataConfig.column to {better}.", field="DataConfig.column")
+        held = f"words in column {column!r}, a name for ids"
+        better = f"'{column}[]'"
+    return kind(f"{place} holds {held}; set DataConfig.column to {better}.", field="DataConfig.column")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from limba.config import InputError, reason_of
+from limba.data.sources.columns import check_names, no_column
+from limba.data.sources.failures import RecordError, UnitError
 from limba.data.sources.json_documents import TOKENS, flat, not_text, numbers_as_text, stored_name
 from limba.data.sources.remote import ReadError, ReadPolicy, open_file
 
@@ -15,14 +17,6 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 1 << 18  # bytes per read; else the whole column of a row group is read
 Footers: TypeAlias = "Callable[[str, ReadPolicy], tuple[int, FileMetaData]]"  # `read_footer`, or with a cache
-
-
-class UnitError(InputError):
-    """Only one unit is damaged or unreadable, so a run may skip it."""
-
-
-class RecordError(UnitError):
-    """An invalid line or row; every reader finds it at the same place."""
 
 
 def read_footer(path: str, policy: ReadPolicy) -> tuple[int, FileMetaData]:
@@ -54,7 +48,8 @@ def parquet_values(
     import pyarrow.parquet
 
     ranges = [_column_range(metadata.row_group(group), column, size) for column in columns]
-    start, stop = min(start for start, _ in ranges), max(stop for _, stop in ranges)
+    start = min(start for start, _ in ranges)
+    stop = max(stop for _, stop in ranges)
     place = f"{path}, row group {group},"
     try:
         with open_file(path, policy, start, stop, size) as file:
@@ -107,14 +102,17 @@ def check_column(path: str, schema: Schema, column: str) -> bool:
     """
     import pyarrow.types
 
-    name, within, kind = stored_name(column), "", None
+    name = stored_name(column)
+    within = ""
+    kind = None
     names = list(schema.names)
     while name not in names:
         first, _, rest = name.partition(".")
         if first not in names or not rest:
-            raise no_column(path, column, [within + each for each in names])
+            raise no_column(path, column, [within + name for name in names])
         kind = (schema if kind is None else kind).field(first).type
-        within, name = f"{within}{first}.", rest
+        within = f"{within}{first}."
+        name = rest
         if not pyarrow.types.is_struct(kind):
             raise InputError(
                 f"{path} has no column {column!r}: {within.removesuffix('.')!r} holds {kind}, which has no fields; set"
@@ -122,7 +120,7 @@ def check_column(path: str, schema: Schema, column: str) -> bool:
                 field="DataConfig.column",
             )
         names = [field.name for field in kind]
-    check_names(path, [each for each in names if each == name])
+    check_names(path, [other for other in names if other == name])
     kind = (schema if kind is None else kind).field(name).type
     if pyarrow.types.is_struct(kind):
         fields = [f"{within}{name}.{field.name}" for field in kind]
@@ -133,20 +131,9 @@ def check_column(path: str, schema: Schema, column: str) -> bool:
             fix=("DataConfig.column", fields[0]) if fields else None,
         )
     is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind)
-    return is_list and any(each(kind.value_type) for each in (pyarrow.types.is_string, pyarrow.types.is_large_string))
-
-
-def check_names(path: str, names: Sequence[str]) -> None:
-    """Raises InputError for a name that two columns have."""
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{path} has {names.count(name)} columns {name!r}; give them other names.")
-
-
-def no_column(path: str, column: str, columns: Sequence[str], kind: type[InputError] = InputError) -> InputError:
-    """Returns the error for a column that is not there; it names those that are."""
-    names, fix = ", ".join(map(repr, columns)) or "none", ("DataConfig.column", columns[0]) if columns else None
-    return kind(f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one of these.", fix=fix)
+    return is_list and any(
+        is_kind(kind.value_type) for is_kind in (pyarrow.types.is_string, pyarrow.types.is_large_string)
+    )
 
 
 def _texts(path: str, values: Array, column: str, is_pair: bool) -> list[str | bytes | None]:
@@ -187,7 +174,9 @@ def _column(batch: RecordBatch, name: str) -> Array:
 
 def _column_range(group: RowGroupMetaData, column: str, size: int) -> tuple[int, int]:
     """Returns the byte range [start, stop) of a row group's column."""
-    starts, stops, column = [], [], stored_name(column)
+    starts = []
+    stops = []
+    column = stored_name(column)
     for index in range(group.num_columns):
         chunk = group.column(index)
         if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):

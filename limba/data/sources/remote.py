@@ -76,7 +76,8 @@ class ZstandardFile(io.RawIOBase):
             self._content = memoryview(self._unpacker.decompress(self._packed))
             self._packed = b""
             if self._unpacker.eof:
-                self._packed, self._unpacker = self._unpacker.unused_data, None
+                self._packed = self._unpacker.unused_data
+                self._unpacker = None
         part = self._content[: len(buffer)]
         buffer[: len(part)] = part
         self._content = self._content[len(part) :]
@@ -111,12 +112,16 @@ class ReadPolicy:
     num_tasks: int = 1  # of the mixture: where many are read side by side, less of each is held
 
 
+PATIENT = ReadPolicy()
+
+
 class ReadError(OSError):
     """A request failed: the reason, whether it may succeed later, and whether the file does not exist."""
 
     def __init__(self, reason: str, *, is_temporary: bool, missing: bool = False):
         super().__init__(reason)
-        self.is_temporary, self.missing = is_temporary, missing
+        self.is_temporary = is_temporary
+        self.missing = missing
 
 
 def _protocols(system: AbstractFileSystem) -> tuple[str, ...]:
@@ -212,8 +217,8 @@ def _as_read_error(error: Exception, seconds: float) -> ReadError:
     # aiohttp, gcsfs and the hub each have a different attribute for the status. aiohttp also reports 400 if the
     # response is garbage, and then has a cause.
     holders = ((cause if cause.__cause__ is None else None, "status"), (cause, "code"), (response, "status_code"))
-    found = (getattr(holder, name, None) for holder, name in holders)
-    status = next((int(str(number)) for number in found if str(number).isdigit()), None)
+    numbers = (getattr(holder, name, None) for holder, name in holders)
+    status = next((int(str(number)) for number in numbers if str(number).isdigit()), None)
     if status is not None and status >= 400:
         is_temporary = status >= 500 or status in REPEATED_STATUSES
         said = getattr(cause, "message", "") or getattr(response, "reason_phrase", "")
@@ -241,11 +246,14 @@ class RemoteFile(io.RawIOBase):
         stop: int | None = None,
         size: int | None = None,
     ):
-        self._system, self._path, self._policy = system, path, policy
+        self._system = system
+        self._path = path
+        self._policy = policy
         self._stop = stop
         self._known_size = size
         self._position = 0
-        self._block, self._block_start = memoryview(b""), 0
+        self._block = memoryview(b"")
+        self._block_start = 0
         self._beyond = BLOCK_BYTES if stop is None else min(max((stop - start) >> 6, SMALLEST_BLOCK), BLOCK_BYTES)
 
     @property
@@ -273,7 +281,9 @@ class RemoteFile(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:
         offset = self._position - self._block_start
         if not 0 <= offset < len(self._block):
-            self._block, self._block_start, offset = memoryview(self._next_block()), self._position, 0
+            self._block = memoryview(self._next_block())
+            self._block_start = self._position
+            offset = 0
         part = self._block[offset : offset + len(buffer)]
         buffer[: len(part)] = part
         self._position += len(part)
@@ -312,20 +322,31 @@ def in_place(path: str, command: str) -> str | None:
 
 
 def in_utf8(path: str) -> str | None:
-    """Returns the shell's commands that write a local text as UTF-8, from its likeliest encoding, None for none."""
+    """Returns the shell's commands that write a local text as UTF-8, from its likeliest encoding; None for none."""
     if "://" in path or path.endswith((".zst", ".bz2", ".xz")):
         return None
-    is_packed, found = path.endswith(".gz"), ""
     if not foreign.is_regular(path):
         return None  # as standard input
+    is_packed = path.endswith(".gz")
     with (gzip.open if is_packed else open)(path, "rb") as file:
         content = file.read(ENCODING_BYTES)
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        found = "UTF-16"
-    for encoding, letters in () if b"\0" in content or found else reversed(ENCODINGS.items()):
-        with contextlib.suppress(UnicodeDecodeError):
-            decoded = (content.rpartition(b"\n")[0] or content).decode(encoding)
-            found = encoding if re.search(letters, decoded) else found
-    command = f"iconv -f {found} -t UTF-8"
+    encoding = _likeliest_encoding(content)
+    if encoding is None:
+        return None
+    command = f"iconv -f {encoding} -t UTF-8"
     command = f"gzip -dc {{}} | {command} | gzip" if is_packed else f"{command} {{}}"
-    return in_place(path, command) if found else None
+    return in_place(path, command)
+
+
+def _likeliest_encoding(content: bytes) -> str | None:
+    """Returns the encoding of a text that is not UTF-8, by its mark or by the letters that it then has."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    if b"\0" in content:
+        return None
+    whole_lines = content.rpartition(b"\n")[0] or content  # a letter may be cut at the end
+    for encoding, letters in ENCODINGS.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            if re.search(letters, whole_lines.decode(encoding)):
+                return encoding
+    return None

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 from limba.config import ConfigError, InputError
-from limba.data.sources import readers
+from limba.data.sources import columns, listing, readers, remote
+from limba.data.sources.failures import UnitError
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
 from limba.data.sources.order import Counts, fewer_shards, shard_of_row
-from limba.data.sources.parquet import TOKENS, UnitError, read_footer
+from limba.data.sources.parquet import TOKENS, read_footer
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class OpenUnits:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # Python may collect a reader of chunks, and call `close_of`, at any place
         self._numbers = itertools.count()
-        self._open: OrderedDict[tuple[int, readers.Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
+        self._open: OrderedDict[tuple[int, listing.Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -42,7 +43,7 @@ class OpenUnits:
         """Returns the number by which a reader of chunks knows its own."""
         return next(self._numbers)
 
-    def take(self, owner: int, unit: readers.Unit, chunk: int) -> Iterator[list[bytes]] | None:
+    def take(self, owner: int, unit: listing.Unit, chunk: int) -> Iterator[list[bytes]] | None:
         """Returns a reader of the unit whose next chunk is this one; None if none is open."""
         key = (owner, unit, chunk)
         with self._lock:
@@ -54,7 +55,7 @@ class OpenUnits:
                 del self._open[key]
             return reader
 
-    def put(self, owner: int, unit: readers.Unit, chunk: int, reader: Iterator[list[bytes]]) -> None:
+    def put(self, owner: int, unit: listing.Unit, chunk: int, reader: Iterator[list[bytes]]) -> None:
         """Keeps a reader of the unit, whose next chunk is this one."""
         with self._lock:
             self._open.setdefault((owner, unit, chunk), []).append(reader)
@@ -80,11 +81,11 @@ class KeptChunks:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # as above
-        self._kept: OrderedDict[tuple[int, readers.Unit, int], tuple[list[bytes] | None, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, listing.Unit, int], tuple[list[bytes] | None, int]] = OrderedDict()
         self._owners = set[int]()
         self._num_bytes = 0
 
-    def get(self, owner: int, unit: readers.Unit, chunk: int) -> tuple[bool, list[bytes] | None]:
+    def get(self, owner: int, unit: listing.Unit, chunk: int) -> tuple[bool, list[bytes] | None]:
         """Returns whether a chunk is kept, and its documents."""
         key = (owner, unit, chunk)
         with self._lock:
@@ -93,7 +94,7 @@ class KeptChunks:
             self._kept.move_to_end(key)
             return True, self._kept[key][0]
 
-    def put(self, owner: int, unit: readers.Unit, chunk: int, documents: list[bytes] | None) -> None:
+    def put(self, owner: int, unit: listing.Unit, chunk: int, documents: list[bytes] | None) -> None:
         """Keeps a chunk, and forgets those that were asked for longest ago."""
         size = self.BYTES_A_CHUNK
         if documents is not None:
@@ -107,7 +108,7 @@ class KeptChunks:
             while self._num_bytes > most and len(self._kept) > 1:
                 self._forget(next(iter(self._kept)))
 
-    def _forget(self, key: tuple[int, readers.Unit, int]) -> None:
+    def _forget(self, key: tuple[int, listing.Unit, int]) -> None:
         _, size = self._kept.pop(key, (None, 0))
         self._num_bytes -= size
 
@@ -139,8 +140,8 @@ class ChunkReader:
     def __init__(
         self,
         column: str | Sequence[str],
-        policy: ReadPolicy = readers.PATIENT,
-        read: Callable[[readers.Unit], Iterator[list[bytes]]] | None = None,
+        policy: ReadPolicy = remote.PATIENT,
+        read: Callable[[listing.Unit], Iterator[list[bytes]]] | None = None,
     ):
         self.footers = functools.lru_cache(self.MOST_FOOTERS)(read_footer)
         self._policy = policy
@@ -150,7 +151,7 @@ class ChunkReader:
         weakref.finalize(self, KEPT.forget_of, self._owner)
         self._lock = threading.Lock()
         self._ends: dict[
-            readers.Unit, tuple[int, str]
+            listing.Unit, tuple[int, str]
         ] = {}  # of skipped units: the first missing chunk, and the reason
 
     @property
@@ -158,7 +159,7 @@ class ChunkReader:
         with self._lock:
             return [(unit.name, f"from chunk {end} on: {reason}") for unit, (end, reason) in self._ends.items()]
 
-    def __call__(self, unit: readers.Unit, chunk: int) -> list[bytes] | None:
+    def __call__(self, unit: listing.Unit, chunk: int) -> list[bytes] | None:
         """Returns the documents of the chunk, or None if the unit ends before it."""
         is_kept, kept = KEPT.get(self._owner, unit, chunk)
         if is_kept:
@@ -186,7 +187,7 @@ class ChunkReader:
             OPEN.put(self._owner, unit, chunk + 1, reader)
         return documents
 
-    def _skip(self, unit: readers.Unit, chunk: int, reason: str) -> None:
+    def _skip(self, unit: listing.Unit, chunk: int, reason: str) -> None:
         if unit not in self._ends:
             logger.warning("The rest of %s is skipped, from chunk %d on: %s", unit.name, chunk, reason)
         if unit not in self._ends or chunk < self._ends[unit][0]:
@@ -239,7 +240,7 @@ class Splits:
         self._policy = ReadPolicy()
         self._lock, self._marks_lock = threading.RLock(), threading.Lock()
         self._files: dict[tuple[str, ...], list[File]] = {}
-        self._units: dict[tuple[str, ...], list[readers.Unit]] = {}
+        self._units: dict[tuple[str, ...], list[listing.Unit]] = {}
         self._marks: dict[tuple[tuple[str, ...], int], list[Mark]] = {}
 
     def read_by(self, policy: ReadPolicy) -> Self:
@@ -296,11 +297,11 @@ class Splits:
 
     def list_files(self, patterns: Sequence[str]) -> list[File]:
         """Returns the files of a split, in order."""
-        return readers.list_files(patterns, self._policy)
+        return listing.list_files(patterns, self._policy)
 
-    def list_units(self, patterns: Sequence[str]) -> list[readers.Unit]:
+    def list_units(self, patterns: Sequence[str]) -> list[listing.Unit]:
         """Returns the units of a split, in order."""
-        return readers.list_units(self._listed(patterns), self._policy, self._read.footers)
+        return listing.list_units(self._listed(patterns), self._policy, self._read.footers)
 
     def _listed(self, patterns: Sequence[str]) -> list[File]:
         with self._lock:
@@ -316,9 +317,9 @@ class Splits:
     def sizes(self, split: str) -> list[int] | None:
         """Returns the documents of each unit, as the files say themselves; None where they do not."""
         units = self.units(split)
-        if not units or any(readers.file_format(unit.path)[0] != "parquet" for unit in units):
+        if not units or any(listing.file_format(unit.path)[0] != "parquet" for unit in units):
             return None
-        return readers.group_rows(units, self._policy, self._read.footers)
+        return listing.group_rows(units, self._policy, self._read.footers)
 
     def marks(self, split: str, end_bytes: int | None = None) -> list[Mark]:
         """Returns the marks of the split's files, in order, each read once; see `fingerprints`.
@@ -341,7 +342,7 @@ class Splits:
             raise InputError(f"The size of the files of {self.name} is not known; register the mixture with rates.")
         return sum(sizes)
 
-    def units(self, split: str) -> list[readers.Unit]:
+    def units(self, split: str) -> list[listing.Unit]:
         """Returns the split's units in order; InputError if the split or its files do not exist."""
         with self._lock:
             patterns = tuple(self.patterns_of_split(split))
@@ -355,12 +356,12 @@ class Splits:
     def num_input_examples(self, split: str) -> int | None:
         """Returns None, as seqio allows: counting would read the corpus."""
 
-    def read(self, split: str, unit: readers.Unit, chunk: int) -> list[bytes] | None:
+    def read(self, split: str, unit: listing.Unit, chunk: int) -> list[bytes] | None:
         """Returns the split's documents of one chunk, or None after the unit's last one."""
         documents = self.read_whole(split, unit, chunk)
         return None if documents is None else self.filtered(split, documents)
 
-    def chunks(self, split: str, unit: readers.Unit) -> Iterator[list[bytes]]:
+    def chunks(self, split: str, unit: listing.Unit) -> Iterator[list[bytes]]:
         """Yields the split's documents of a unit, chunk by chunk."""
         for chunk in itertools.count():
             documents = self.read(split, unit, chunk)
@@ -368,7 +369,7 @@ class Splits:
                 return
             yield documents
 
-    def read_whole(self, split: str, unit: readers.Unit, chunk: int) -> list[bytes] | None:
+    def read_whole(self, split: str, unit: listing.Unit, chunk: int) -> list[bytes] | None:
         """Returns all documents of one chunk, including those of the other carved split."""
         del split
         documents = self._read(unit, chunk)
@@ -518,7 +519,7 @@ class Splits:
     def _element(self, piece: bytes) -> dict[str, bytes]:
         if len(self.keys) == 1:
             return {self.keys[0]: piece}
-        return dict(zip(self.keys, piece.split(readers.FIELD_SEPARATOR), strict=True))
+        return dict(zip(self.keys, piece.split(columns.FIELD_SEPARATOR), strict=True))
 
     def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:
         """Returns (name of the unit, number in it, text) of a document that `Documents` has read."""

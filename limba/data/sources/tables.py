@@ -50,7 +50,8 @@ def dialect_of(lines: Sequence[str], is_cut: bool = False) -> Dialect:
     >>> dialect_of(["id, text\n", "1, One\n"])
     Dialect(separator=',', skips_space=True)
     """
-    best, chosen = (False, 1), Dialect()
+    best = (False, 1)
+    chosen = Dialect()
     for separator in SEPARATORS:
         reader = csv.reader(iter(lines), delimiter=separator)
         try:
@@ -81,7 +82,8 @@ def csv_rows(lines: Iterator[str]) -> tuple[Dialect, Iterator[tuple[int, list[st
     said = _SAYS_SEPARATOR.fullmatch(first)
     if said is not None:
         return Dialect(said[1]), _csv_rows(lines, Dialect(said[1]), lines_before=1)
-    sample, num_letters = list[str](), 0
+    sample = list[str]()
+    num_letters = 0
     for line in itertools.chain([first] if first else [], lines):
         sample.append(line)
         num_letters += len(line)

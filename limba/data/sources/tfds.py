@@ -13,8 +13,10 @@ import google_crc32c
 
 from limba.config import InputError, reason_of
 from limba.data.sources import remote
+from limba.data.sources.columns import joined
 from limba.data.sources.fingerprints import File, version_of
-from limba.data.sources.readers import Unit, in_chunks, joined
+from limba.data.sources.listing import Unit
+from limba.data.sources.readers import in_chunks
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.splits import ChunkReader, Column, Rewrite
 from limba.data.sources.units import UnitSource
@@ -44,7 +46,9 @@ class TfdsSource(UnitSource):
         community: str | None = None,
         instead: str | None = None,
     ):
-        self.tfds_name, self._data_dir, self._community = name, data_dir, community
+        self.tfds_name = name
+        self._data_dir = data_dir
+        self._community = community
         self._instead = f", or {instead}" if instead else ""
         self._slices = dict(splits or {split: split for split in ("train", *OPTIONAL)})
         super().__init__(
@@ -70,9 +74,13 @@ class TfdsSource(UnitSource):
             builder: Any = tfds.builder(self.tfds_name, data_dir=self._folder)
             is_prepared = bool(builder.info.splits)
         except (tfds.core.DatasetNotFoundError, ValueError, OSError) as error:
-            builder, is_prepared, unknown = None, False, error  # `error` ends with its clause
+            # `error` ends with its clause
+            builder = None
+            is_prepared = False
+            unknown = error
         if not is_prepared and (folder := self._folder_of_community()):
-            builder, is_prepared = tfds.builder_from_directory(folder), True
+            builder = tfds.builder_from_directory(folder)
+            is_prepared = True
         if builder is None:
             said = reason_of(unknown) if unknown else "it has no code"
             raise InputError(
@@ -104,23 +112,23 @@ class TfdsSource(UnitSource):
         data_dir = self._folder
         if self._community is None or not data_dir:
             return None
-        found = sorted(path.parent for path in epath.Path(data_dir).glob(f"{self._community}/*/dataset_info.json"))
-        if len({path.parent for path in found}) > 1:
-            names = ", ".join(sorted({str(path.parent) for path in found}))
+        folders = sorted(path.parent for path in epath.Path(data_dir).glob(f"{self._community}/*/dataset_info.json"))
+        if len({path.parent for path in folders}) > 1:
+            names = ", ".join(sorted({str(path.parent) for path in folders}))
             raise InputError(f"{self.name} is in several folders, {names}; keep one of them in TFDS_DATA_DIR.")
-        return str(found[-1]) if found else None
+        return str(folders[-1]) if folders else None
 
     @functools.cached_property
     def _existing_slices(self) -> Mapping[str, Sequence[str]]:
         splits = self.builder.info.splits
-        found = {name: [part] for name, part in self._slices.items() if part.partition("[")[0] in splits}
-        missing = [name for name in self._slices if name not in found and name not in OPTIONAL]
+        slices = {name: [part] for name, part in self._slices.items() if part.partition("[")[0] in splits}
+        missing = [name for name in self._slices if name not in slices and name not in OPTIONAL]
         if missing:
             raise InputError(
                 f"{self.name} has no split {self._slices[missing[0]]!r}; it has {', '.join(splits)}: correct the"
                 " source's splits."
             )
-        return found
+        return slices
 
     def list_files(self, patterns: Sequence[str]) -> list[File]:
         paths = sorted({unit.path for unit in self.list_units(patterns)})
@@ -184,7 +192,8 @@ def _tfrecords(file: IO[bytes]) -> Iterator[bytes]:
         if len(head) < 12 or _masked(head[:8]) != head[8:]:
             raise ValueError("a record's length is damaged")
         length = int.from_bytes(head[:8], "little")
-        record, checksum = file.read(length), file.read(4)
+        record = file.read(length)
+        checksum = file.read(4)
         if len(record) < length or _masked(record) != checksum:
             raise ValueError("a record is damaged")
         yield record
@@ -204,5 +213,5 @@ def _file(path: str) -> File:
     if "://" not in path:
         return File(path, None)
     system, stripped = fsspec.core.url_to_fs(path)
-    found = remote.ask(system, ReadPolicy(), "info", stripped)
-    return File(path, found["size"], version_of(found))
+    info = remote.ask(system, ReadPolicy(), "info", stripped)
+    return File(path, info["size"], version_of(info))

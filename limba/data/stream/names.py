@@ -10,8 +10,8 @@ import numpy as np
 
 from limba.data.dataset import Document
 from limba.data.objectives.choice import is_plain
+from limba.data.sources.columns import FIELD_SEPARATOR
 from limba.data.sources.parquet import TOKENS
-from limba.data.sources.readers import FIELD_SEPARATOR
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Recipe
 from limba.data.vocabulary.stream import published_of

@@ -22,7 +22,7 @@ from limba.data.sources.fingerprints import Mark
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import FirstEpochs, Recipe, ShardPlace
 from limba.data.tasks import Provider, unit_sources
-from limba.data.vocabulary.load import content_name
+from limba.data.vocabulary.addresses import content_name
 
 logger = logging.getLogger(__name__)
 

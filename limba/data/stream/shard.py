@@ -186,9 +186,10 @@ class Shard:
                 return
             rows = matrices([item.value for item in group], self._widths, size)
             documents = [item.documents for item in group]
+            is_last = len(group) < size
             place = place._replace(
                 batch=place.batch + 1,
-                epochs=self._epochs(place, documents),
+                epochs=self.end_of(place) if is_last else self._epochs(place, documents),
                 tokens=self._tokens(place, rows, group),
                 rows=group[-1].place if recipe.is_exact else None,
                 marks=recipe.opened.marks(self.index),

@@ -29,7 +29,7 @@ from limba.data.tasks import (
     pinned_revisions,
     resolve_task,
 )
-from limba.data.vocabulary.load import content_name
+from limba.data.vocabulary.addresses import content_name
 
 logger = logging.getLogger(__name__)
 

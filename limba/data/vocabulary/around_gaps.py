@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sentencepiece
 
 from limba.config import InputError
-from limba.data.vocabulary.load import SENTINEL
+from limba.data.vocabulary.sentinels import SENTINEL
 from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
 

@@ -23,9 +23,10 @@ _TOKENS_AT_ONCE = 1 << 16  # whose bytes are in memory together
 def _sets_of_code_points() -> np.ndarray:
     """Returns the index in SETS of every code point, uint8 [0x110000]."""
     sets = np.full([0x110000], OTHER, np.uint8)
-    without_surrogates = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    all_code_points = np.arange(len(sets), dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     for number, pattern in enumerate(_PATTERNS):
-        sets[[ord(character) for character in regex.findall(pattern, without_surrogates)]] = number
+        for run in regex.finditer(f"{pattern}+", all_code_points):
+            sets[run.start() : run.end()] = number
     return sets
 
 

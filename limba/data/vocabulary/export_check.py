@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from limba.config import InputError
 from limba.data.vocabulary.around_gaps import encode_parts
-from limba.data.vocabulary.load import PieceTable, num_sentinels, sentinel_ids
+from limba.data.vocabulary.piece_table import PieceTable
+from limba.data.vocabulary.sentinels import num_sentinels, sentinel_ids
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
 

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from limba.config import InputError
-from limba.data.vocabulary.load import MASKS, SENTINEL, address_of, encoder, first_byte
+from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.sentinels import MASKS, SENTINEL
+from limba.data.vocabulary.spelling import encoder, first_byte
 from limba.data.vocabulary.tokenizers import BYTE, ENDS, UNKNOWN, TokenizersVocabulary, byte_of_letter
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, parse_model
 

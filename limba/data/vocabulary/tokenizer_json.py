@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from limba.config import InputError
 from limba.data.vocabulary.around_gaps import pattern_of, reason_against, with_gaps
 from limba.data.vocabulary.character_map import NAMED, rules_of
-from limba.data.vocabulary.load import NUM_SENTINELS, SENTINEL, SPACE, read_model
-from limba.data.vocabulary.tokenizers import byte_of_letter
+from limba.data.vocabulary.load import NUM_SENTINELS, read_model
+from limba.data.vocabulary.sentinels import SENTINEL
+from limba.data.vocabulary.tokenizers import SPACE, byte_of_letter
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer, decoders, models

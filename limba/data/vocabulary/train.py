@@ -24,9 +24,10 @@ from limba.config.waiting import waiting
 from limba.data.registry import Mixture, Task
 from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary.files import is_folder
-from limba.data.vocabulary.load import NUM_SENTINELS, parse_model
+from limba.data.vocabulary.load import NUM_SENTINELS
 from limba.data.vocabulary.text_sample import Progress, Texts
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
+from limba.data.vocabulary.vocabularies import parse_model
 from limba.storage import lease, servers
 from limba.storage.failures import kind_of
 from limba.storage.files import as_typed_here, write_whole

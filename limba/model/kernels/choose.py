@@ -34,6 +34,8 @@ BATCH_AXES = LOGICAL_AXIS_RULES["batch"]
 TRITON = "jax.experimental.pallas.triton"  # by which jax compiles the kernel; jax 0.11 says that it will be removed
 OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16
 COMPUTE_CAPABILITY = 8.0  # of NVIDIA's cards at least, for the Pallas kernel: an A100's; a V100 has 7.0, a T4 7.5
+# Shared memory of a program, in KiB, by compute capability (CUDA C++ programming guide). Other cards: the least of all.
+SHARED_KIB = {8.0: 163, 8.6: 99, 8.7: 163, 8.9: 99, 9.0: 227, 10.0: 227, 10.3: 227, 12.0: 99, 12.1: 99}
 CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
 
 
@@ -160,12 +162,8 @@ class PallasGpu(HeadsLast):
 
     def fits(self, config: ModelConfig) -> bool:
         """Returns True if the kernel can run on these devices and takes these sizes."""
-        if find_spec(TRITON) is None:
-            return False
-        from limba.model.kernels import pallas_gpu  # Pallas takes a second to import, and a CPU uses none of it
-
-        is_new = compute_capability(device_of(self.mesh)) >= COMPUTE_CAPABILITY
-        return is_new and self.head_dim in pallas_gpu.WIDTHS and self.batch % num_batch_groups(self.mesh) == 0
+        divides = self.batch % num_batch_groups(self.mesh) == 0
+        return divides and not _obstacle(config, device_of(self.mesh))
 
     def bias(self, table: BiasTable) -> Float[Array, "G H P"]:
         """Returns the bias of every distance, from -Q on, once for each group of devices; P is Q + K."""
@@ -238,12 +236,33 @@ def unfit(config: ModelConfig, device: Any) -> str:
     """Returns a sentence if the Pallas kernel would be chosen on this device and cannot run there; else ""."""
     if config.attention not in ("auto", "pallas"):
         return ""
-    if device.platform == "gpu" and compute_capability(device) < COMPUTE_CAPABILITY:
-        needs = f"an NVIDIA card of compute capability {COMPUTE_CAPABILITY:g} or newer (A100)"
-    elif device.platform == "gpu" and find_spec(TRITON) is None:
-        needs = f"{TRITON}, which jax {jax.__version__} has not; jax 0.12 has it"
+    if device.platform == "gpu":
+        obstacle = _obstacle(config, device)
     elif device.device_kind in OLD_TPUS:
-        needs = "a TPU v4 or newer"
+        obstacle = f"needs a TPU v4 or newer, and this is {device.device_kind}"
     else:
         return ""
-    return f"Attention is computed by the einsum: the Pallas kernel needs {needs}, and this is {device.device_kind}."
+    return f"Attention is computed by the einsum: the Pallas kernel {obstacle}." if obstacle else ""
+
+
+def _obstacle(config: ModelConfig, device: Any) -> str:
+    """Returns why the Pallas kernel cannot run on this GPU with this network, as a part of a sentence, or ""."""
+    capability = compute_capability(device)
+    if capability < COMPUTE_CAPABILITY:
+        wanted = f"an NVIDIA card of compute capability {COMPUTE_CAPABILITY:g} or newer (A100)"
+        return f"needs {wanted}, and this is {device.device_kind}"
+    if find_spec(TRITON) is None:
+        return f"needs {TRITON}, which jax {jax.__version__} does not have; jax 0.12 has it"
+    from limba.model.kernels import pallas_gpu  # Pallas takes a second to import, and a CPU uses none of it
+
+    if config.head_dim not in pallas_gpu.WIDTHS:
+        widths = ", ".join(map(str, pallas_gpu.WIDTHS))
+        return f"takes heads of {widths}, and ModelConfig.head_dim is {config.head_dim}"
+    needed = pallas_gpu.shared_kib(capability, jnp.dtype(config.dtype).itemsize, config.head_dim)
+    there = SHARED_KIB.get(capability, min(SHARED_KIB.values()))
+    if needed > there:
+        return (
+            f"needs {needed:g} KiB of shared memory for heads of {config.head_dim} in {config.dtype}, and"
+            f" {device.device_kind} has {there}"
+        )
+    return ""

@@ -62,6 +62,24 @@ SMALL_BLOCKS = {
 }
 
 
+# The most shared memory that one of the kernels takes, in KiB, cut as above: by the card's major compute capability,
+# the bytes of a number and the width of a head. tests/benchmarks/test_kernels_of_cards.py asks NVIDIA's compiler.
+MOST_SHARED_KIB = {
+    8: {2: {16: 12.2, 32: 17.0, 64: 33.0, 128: 57.0}, 4: {16: 16.2, 32: 24.2, 64: 49.0, 128: 97.0}},
+    9: {2: {16: 32.0, 32: 48.5, 64: 96.5, 128: 192.5}, 4: {16: 18.2, 32: 28.2, 64: 56.0, 128: 112.0}},
+    10: {2: {16: 14.7, 32: 24.8, 64: 48.8, 128: 96.8}, 4: {16: 18.2, 32: 28.2, 64: 56.1, 128: 112.1}},
+    12: {2: {16: 12.2, 32: 17.0, 64: 33.0, 128: 57.0}, 4: {16: 16.2, 32: 24.2, 64: 49.0, 128: 97.0}},
+}
+
+
+def shared_kib(capability: float, bytes_of_number: int, head_dim: int) -> float:
+    """Returns the most shared memory, in KiB, that a kernel takes on a card; the most of all for one that is newer."""
+    of_card = MOST_SHARED_KIB.get(int(capability))
+    if of_card is not None:
+        return of_card[bytes_of_number][head_dim]
+    return max(sizes[bytes_of_number][head_dim] for sizes in MOST_SHARED_KIB.values())
+
+
 class Call(NamedTuple):
     """The lengths and choices of a call."""
 

@@ -21,8 +21,14 @@ class Found(NamedTuple):
 
 
 def settings(protocol: Protocol) -> list[Setting]:
-    """Returns all that a search tries; it is the same for every model."""
+    """Returns all that a search chooses from; it is the same for every model."""
     return [Setting(rate, epochs) for rate in protocol.learning_rates for epochs in protocol.epochs]
+
+
+def num_of_search(protocol: Protocol) -> int:
+    """Returns the trainings of a search; where there is one setting, nothing is searched."""
+    choices = settings(protocol)
+    return 0 if len(choices) == 1 else len(choices)
 
 
 def learned(runs: FineTuning, label: str, is_random: bool, seeds: Sequence[int], protocol: Protocol, get: Get) -> Found:
@@ -31,15 +37,18 @@ def learned(runs: FineTuning, label: str, is_random: bool, seeds: Sequence[int],
     The search has the seed 0, which is none of `seeds`; it never sees the test part.
     """
     tried = dict[Setting, Outcome]()
-    for setting in settings(protocol):
-        compute = lambda setting=setting: runs.outcome(setting, 0, False, is_random)
-        tried[setting] = get("development", setting, 0, compute)
-    best = max(tried, key=lambda choice: tried[choice].notes["development"])
+    if num_of_search(protocol) == 0:
+        best = settings(protocol)[0]
+    else:
+        for setting in settings(protocol):
+            compute = lambda setting=setting: runs.outcome(setting, 0, False, is_random)
+            tried[setting] = get("development", setting, 0, compute)
+        best = max(tried, key=lambda choice: tried[choice].notes["development"])
     outcomes = []
     for seed in seeds:
         compute = lambda seed=seed: runs.outcome(best, seed, True, is_random)
         outcomes.append(get("test", best, seed, compute))
-    return Found(outcomes, _notes(runs, label, is_random, best, tried[best], outcomes, protocol))
+    return Found(outcomes, _notes(runs, label, is_random, best, tried.get(best), outcomes, protocol))
 
 
 def _notes(
@@ -47,7 +56,7 @@ def _notes(
     label: str,
     is_random: bool,
     best: Setting,
-    searched: Outcome,
+    searched: Outcome | None,
     outcomes: Sequence[Outcome],
     protocol: Protocol,
 ) -> list[str]:
@@ -56,16 +65,24 @@ def _notes(
     what = f"{task.name}, {label}"
     of_development = ", ".join(f"{outcome.notes['development']:.2f}" for outcome in outcomes)
     of_epochs = ", ".join(f"{outcome.notes['epoch']:.0f}" for outcome in outcomes)
+    if searched is None:
+        of_search = "not searched; "
+        best_epochs = [outcome.notes["epoch"] for outcome in outcomes]
+        on_development = of_development
+    else:
+        of_search = ""
+        best_epochs = [searched.notes["epoch"]]
+        on_development = f"{searched.notes['development']:.2f} in the search, {of_development}"
     notes = [
-        f"{what}: rate {best.rate:g}, {best.epochs} epochs ({task.main} on the development part"
-        f" {searched.notes['development']:.2f} in the search, {of_development} with the seeds; best epochs {of_epochs})"
+        f"{what}: rate {best.rate:g}, {best.epochs} epochs ({of_search}{task.main} on the development part"
+        f" {on_development} with the seeds; best epochs {of_epochs})"
     ]
     rates = protocol.learning_rates
     if best.rate == min(rates) < max(rates):
         notes.append(f"{what}: the best rate is the lowest that was tried; a lower one may give more")
     if best.rate == max(rates) > min(rates):
         notes.append(f"{what}: the best rate is the highest that was tried; a higher one may give more")
-    if best.epochs == max(protocol.epochs) and searched.notes["epoch"] == best.epochs:
+    if best.epochs == max(protocol.epochs) and min(best_epochs) == best.epochs:
         notes.append(f"{what}: the best epoch is the last of the most that were tried; more may give more")
     constant = task.judge(parts.dev, task.constant(parts, parts.dev))[task.main]
     failed = [str(seed) for seed, outcome in enumerate(outcomes, 1) if outcome.notes["development"] <= constant + 1e-9]

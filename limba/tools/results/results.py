@@ -114,7 +114,9 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="trainings of a fine-tuned task; default: 5 of few examples, else 3")
     parser.add_argument("--output", metavar="FOLDER", help="of the tables and of what is kept; default: results/SUITE")
     parser.add_argument("--card", action="store_true", help="puts the results into README.md of each model's folder")
-    parser.add_argument("--quick", action="store_true", help="fine-tunes on few examples: a first look on two cores")
+    parser.add_argument(
+        "--quick", action="store_true", help="fine-tunes on few examples and searches nothing: a first look"
+    )
     add_import_flag(parser)
     args = parser.parse(argv)
     if not args.model:
@@ -174,7 +176,9 @@ class Measured:
     """A table that is filled model by model."""
 
     def __init__(self, tasks: Sequence[Read], args: argparse.Namespace, folder: Path, protocol: Protocol):
+        from limba.tools.results.kinds.learned import Learned
         from limba.tools.results.outcome_cache import OutcomeCache, digest
+        from limba.tools.results.protocol import QUICK
         from limba.tools.results.table import Table
 
         self.tasks = tasks
@@ -187,13 +191,16 @@ class Measured:
         self.kept: OutcomeCache = OutcomeCache(folder)
         self.rules = {read.task.name: self.kept.rules(read.task, args.data, protocol) for read in tasks}
         self.hashes = {name: digest(rules)[:8] for name, rules in self.rules.items()}
+        if protocol == QUICK:  # each row of a fine-tuned task says so
+            learned = [read.task.name for read in tasks if isinstance(read.task, Learned)]
+            self.hashes |= {name: f"quick {self.hashes[name]}" for name in learned}
         self.notes: list[str] = []
         if protocol.most_test is not None:
             self.notes.append(
                 f"quick: at most {protocol.most_train:,} training, {protocol.most_dev:,} development and"
-                f" {protocol.most_test:,} test examples of a fine-tuned task, {max(protocol.epochs)} epochs at the best"
-                f" of {len(protocol.learning_rates)} rates, texts of at most {protocol.most_tokens} tokens; compare"
-                " with other quick figures only"
+                f" {protocol.most_test:,} test examples of a fine-tuned task, {max(protocol.epochs)} epochs at the rate"
+                f" {protocol.learning_rates[0]:g} without a search, texts of at most {protocol.most_tokens} tokens;"
+                " compare with other quick figures only"
             )
 
     def open(self, model: str) -> list[FineTuning]:
@@ -217,9 +224,9 @@ class Measured:
             return
         self.model_columns.append(label)
         from limba.api import Progress
-        from limba.tools.results.grid_search import settings
+        from limba.tools.results.grid_search import num_of_search
 
-        per_task = 2 * len(settings(self.protocol))
+        per_task = 2 * num_of_search(self.protocol)
         total = sum(per_task + 2 * len(self._seeds(fine_tuning)) for fine_tuning in runs)
         with Progress(total, 0, unit="training", what=label) as progress:
             for fine_tuning in runs:

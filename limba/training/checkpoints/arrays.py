@@ -1,8 +1,8 @@
 """The arrays of a training state: copied to the host, written, merged and read, each process its own shards.
 
-The arrays are zarr arrays in an OCDBT store for each process, `state/ocdbt.process_<i>`, which the first process merges
-into one. tensorstore writes and reads them here, so that a failure is an exception of the call that failed, and a
-thread that waits can be left.
+The arrays are zarr arrays in an OCDBT store for each process, `state/ocdbt.process_<i>.<attempt>`, which the first
+process merges into one. tensorstore writes and reads them here, so that a failure is an exception of the call that
+failed, and a thread that waits can be left.
 """
 
 import functools
@@ -42,6 +42,9 @@ OCDBT = {
     "config": {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
     "assume_config": True,
 }
+MERGED = "manifest.ocdbt"  # the file by which an OCDBT store is opened
+MEMORY = {"driver": "memory"}
+STORE = "ocdbt.process_"  # begins the name of a process's store
 # The locks that tensorstore would take do not exist on every file system.
 FILE_OPTIONS = {"file_io_locking": {"mode": "non_atomic"}}
 
@@ -127,7 +130,7 @@ Key = tuple[tuple[int, int], ...]
 
 
 def _key(index: Index, shape: Sequence[int]) -> Key:
-    return tuple(each.indices(size)[:2] for each, size in zip(index, shape, strict=True))
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _slices(key: Key) -> Index:
@@ -140,14 +143,18 @@ def _shares(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple[di
 
     Every process computes the same. With the axis None one process writes a shard whole.
     """
-    found: dict[Key, set[int]] = {}
+    processes_of: dict[Key, set[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
-        found.setdefault(_key(index, shape), set()).add(device.process_index)
-    holders = {key: sorted(processes) for key, processes in found.items()}
+        processes_of.setdefault(_key(index, shape), set()).add(device.process_index)
+    holders = {key: sorted(processes) for key, processes in processes_of.items()}
     numbers = {len(processes) for processes in holders.values()}
     number = numbers.pop() if len(numbers) == 1 else 1
-    sizes = enumerate(sharding.shard_shape(shape) if number > 1 else ())
-    return holders, next((i for i, size in sizes if size and size % number == 0), None), number
+    if number == 1:
+        return holders, None, number
+    for axis, size in enumerate(sharding.shard_shape(shape)):
+        if size and size % number == 0:
+            return holders, axis, number
+    return holders, None, number
 
 
 class _Part(NamedTuple):
@@ -160,16 +167,19 @@ class _Part(NamedTuple):
 
 def _own_parts(leaf: PyTree) -> list[_Part]:
     """Returns what this process writes of an array, or of the abstract one."""
-    own, parts = jax.process_index(), []
+    own = jax.process_index()
+    parts = []
     holders, axis, number = _shares(leaf.sharding, leaf.shape)
-    places = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-    for key in dict.fromkeys(_key(place, leaf.shape) for place in places):
+    indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+    for key in dict.fromkeys(_key(index, leaf.shape) for index in indices):
         rank = holders[key].index(own)
         if axis is None and rank > 0:
             continue
-        index, inside = list(_slices(key)), [slice(0, stop - start) for start, stop in key]
+        index = list(_slices(key))
+        inside = [slice(0, stop - start) for start, stop in key]
         if axis is not None:
-            start, size = key[axis][0], inside[axis].stop // number
+            start = key[axis][0]
+            size = inside[axis].stop // number
             inside[axis] = slice(rank * size, (rank + 1) * size)
             index[axis] = slice(start + rank * size, start + (rank + 1) * size)
         parts.append(_Part(key, tuple(index), tuple(inside)))
@@ -189,13 +199,17 @@ def _chunk(shard: tuple[int, ...], axis: int | None, number: int, itemsize: int)
     return tuple(max(1, size) for size in chunk)
 
 
-def write_arrays(directory: epath.Path, snapshot: Snapshot) -> str:
-    """Writes this process's parts into `directory`/ocdbt.process_<i>; returns that folder's name."""
+def write_arrays(directory: epath.Path, snapshot: Snapshot, attempt: str) -> str:
+    """Writes this process's parts into the store of its own in `directory`; returns the name of that store.
+
+    `attempt` ends the name, so that no other attempt to save the step writes there.
+    """
     own = jax.process_index()
-    folder = directory / f"ocdbt.process_{own}"
+    folder = directory / f"{STORE}{own}.{attempt}"
     folder.mkdir(parents=True, exist_ok=True)
-    store, context = {"driver": "ocdbt", "base": _base(folder), **OCDBT}, ts.Context()  # one store for all arrays
-    for batch in _batches(snapshot.arrays, lambda array: sum(part.nbytes for _, part in array.parts)):
+    store = {"driver": "ocdbt", "base": _base(folder), **OCDBT}
+    context = ts.Context()  # one store for all arrays
+    for batch in _batches(snapshot.arrays, _bytes_here):
         transaction = ts.Transaction(atomic=True)
         writes = []
         for array in batch:
@@ -215,25 +229,35 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot) -> str:
                 transaction=transaction,
                 context=context,
             ).result()
-            writes += [
-                (opened[index] if index else opened).write(part, can_reference_source_data_indefinitely=True)
-                for index, part in array.parts
-            ]
+            for index, part in array.parts:
+                target = opened[index] if index else opened
+                writes.append(target.write(part, can_reference_source_data_indefinitely=True))
         for write in writes:
             write.copy.result()
         transaction.commit_sync()
     return folder.name
 
 
-def merge(directory: epath.Path) -> None:
-    """Makes one store of those that the processes have written; it names their files."""
+def _bytes_here(array: HostArray) -> int:
+    """Returns the bytes of what this process writes of an array."""
+    return sum(part.nbytes for _, part in array.parts)
+
+
+def merge(directory: epath.Path, attempt: str) -> bytes:
+    """Makes one store of those that the processes have written in an attempt; returns its manifest, not yet written.
+
+    The merged store names the files of the others. It is there once the manifest is `directory`/MERGED.
+    """
     context = ts.Context()
-    parent = ts.KvStore.open({"driver": "ocdbt", "base": _base(directory), **OCDBT}, context=context).result()
+    spec = {"driver": "ocdbt", "base": _base(directory), "manifest": MEMORY, **OCDBT}
+    merged = ts.KvStore.open(spec, context=context).result()
     transaction = ts.Transaction(atomic=True)
-    for folder in sorted(directory.glob("ocdbt.process_*")):
+    for folder in sorted(directory.glob(f"{STORE}*.{attempt}")):
         child = ts.KvStore.open({"driver": "ocdbt", "base": _base(folder), **OCDBT}, context=context).result()
-        child.experimental_copy_range_to(parent.with_transaction(transaction)).result()
+        child.experimental_copy_range_to(merged.with_transaction(transaction)).result()
     transaction.commit_sync()
+    manifest = ts.KvStore.open(MEMORY, context=context).result().read(MERGED).result()
+    return manifest.value
 
 
 Stores = Mapping[str, ts.TensorStore]
@@ -245,10 +269,11 @@ def opened(directory: epath.Path) -> Stores:
     ValueError for what is damaged.
     """
     try:
-        specs, context = stored_arrays(directory), ts.Context()
+        specs = stored_arrays(directory)
     except InputError as error:  # to a run's own checkpoint it is damage, and no wrong input
         raise ValueError(str(error.__cause__ or error)) from error
     how = {"fill_missing_data_reads": False}
+    context = ts.Context()
     started = {name: ts.open({**spec, **how}, read=True, open=True, context=context) for name, spec in specs.items()}
     return {name: store.result() for name, store in started.items()}
 
@@ -259,27 +284,31 @@ def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
     Each process reads the shards of its devices. An array that is not there, or lacks a chunk, is an error. A number of
     OPTIONAL is then zero, and an average of the weights begins as the weights, with a sentence.
     """
-    stores, wanted = opened(directory), named_leaves(abstract)
-    places = {name: _place(name, stores) for name in wanted}
-    absent = [name for name, place in places.items() if place is None]
+    stores = opened(directory)
+    wanted = named_leaves(abstract)
+    stored_names = {name: _stored_name(name, stores) for name in wanted}
+    absent = [name for name, stored_name in stored_names.items() if stored_name is None]
     read = {name: jax.device_put(np.zeros((), wanted[name].dtype), wanted[name].sharding) for name in absent}
-    if sentence := _about_average(directory.parent, set(wanted), set(stores)):
+    sentence = _about_average(directory.parent, set(wanted), set(stores))
+    if sentence:
         logger.warning("%s", sentence)
     for batch in _batches([name for name in wanted if name not in read], lambda name: num_bytes(wanted[name])):
-        started = {name: _started(stores[places[name] or name], wanted[name]) for name in batch}
+        started = {name: _started(stores[stored_names[name] or name], wanted[name]) for name in batch}
         for name, pieces in started.items():
             read[name] = _placed(wanted[name], {key: piece.result() for key, piece in pieces.items()})
     return jax.tree.map_with_path(lambda path, _: read[leaf_name(path)], abstract)
 
 
-def _place(name: str, stores: Stores) -> str | None:
-    """Returns the stored array that an array of the state is read from; None for a number of OPTIONAL that is absent.
+def _stored_name(name: str, stores: Stores) -> str | None:
+    """Returns the name of the stored array that is read for an array of the state.
 
-    Numbers of OPTIONAL are found by their last name, as what stands before them in the optimizer's chain may differ.
+    None for a number of OPTIONAL that is absent. These numbers are found by their last name, as what stands before them
+    in the optimizer's chain may differ.
     """
     if name in stores or not OPTIONAL.search(name):
         return name
-    if match := AVERAGE.match(name):
+    match = AVERAGE.match(name)
+    if match is not None:
         return f"params/{match[1]}"
     last = name.rpartition("/")[2]
     return next((stored for stored in stores if stored.rpartition("/")[2] == last), None)
@@ -287,10 +316,11 @@ def _place(name: str, stores: Stores) -> str | None:
 
 def _about_average(checkpoint: epath.Path, wanted: AbstractSet[str], stored: AbstractSet[str]) -> str:
     """Returns what is said if the run or the checkpoint has an average of the weights, and not both; else ""."""
-    has, had = (any(AVERAGE.match(name) for name in names) for names in (wanted, stored))
-    if has == had or jax.process_index() != 0:
+    has_average = any(AVERAGE.match(name) for name in wanted)
+    had_average = any(AVERAGE.match(name) for name in stored)
+    if has_average == had_average or jax.process_index() != 0:
         return ""
-    if had:
+    if had_average:
         return f"{checkpoint} holds an average of the weights, which is dropped: EvaluationConfig.average is None."
     return f"{checkpoint} holds no average of the weights: it begins here, as the weights of step {checkpoint.name}."
 
@@ -313,11 +343,13 @@ def _placed(leaf: jax.ShapeDtypeStruct, pieces: Mapping[Key, np.ndarray]) -> jax
 
 def _batches(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
     """Yields runs of adjacent items of at most BATCH_BYTES together, or one larger item."""
-    batch, total = [], 0
+    batch = []
+    total = 0
     for item in items:
         if batch and total + size(item) > BATCH_BYTES:
             yield batch
-            batch, total = [], 0
+            batch = []
+            total = 0
         batch.append(item)
         total += size(item)
     if batch:
@@ -326,4 +358,6 @@ def _batches(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
 
 def _base(folder: epath.Path) -> Spec:
     base = key_value_store(folder)
-    return {**base, **FILE_OPTIONS} if base["driver"] == "file" else dict(base)
+    if base["driver"] == "file":
+        return {**base, **FILE_OPTIONS}
+    return base

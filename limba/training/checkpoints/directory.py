@@ -74,7 +74,7 @@ class Checkpoints:
         self._name = str(self.directory).replace("/", "|")  # of what the processes exchange
         self._saver = Saver(self._name, self.directory, config.keep, config.save_timeout_seconds, may_commit)
         if jax.process_index() == 0:
-            step_directory.clear_unfinished(self.directory)
+            self._answered(self._tidy)
         self._memory: Callable[[], Sequence[np.ndarray]] = tuple  # gives the memory of the next snapshot
         self._current: int | None = None  # the step that was saved or restored last
         self._steps: list[int] = []  # oldest first, as this process last saw or wrote them
@@ -149,7 +149,7 @@ class Checkpoints:
         One more than are kept must fit, as an old one is removed when the new one is committed.
         """
         size = arrays.num_bytes(abstract)
-        free = free_bytes(str(self.directory))
+        free = self._answered(lambda: free_bytes(str(self.directory)))
         if free is None:
             return
         if free < size:
@@ -157,10 +157,9 @@ class Checkpoints:
                 f"A checkpoint takes {size_text(size)}, and {size_text(free)} are free in {self.directory}; make room,"
                 " or give another RunConfig.model_dir."
             )
-        there = len(limba_checkpoint.steps_in(self.directory))
         wanted = 1
         if self._config.keep is not None:
-            wanted = max(1, self._config.keep + 1 - there)
+            wanted = max(1, self._config.keep + 1 - len(self._steps_there()))
         if jax.process_index() == 0 and free < wanted * size:
             logger.warning(
                 "The checkpoints to come need %s (%d of %s), and %s are free in %s: make room, or lower"
@@ -240,10 +239,22 @@ class Checkpoints:
     def _look(self) -> None:
         self._steps = self._steps_there()
 
+    def _tidy(self) -> None:
+        """Restores and removes what an interrupted save has left."""
+        step_directory.restore_replaced(self.directory)
+        step_directory.clear_unfinished(self.directory)
+
     def _steps_there(self, with_files: bool = False) -> list[int]:
-        """Returns what `limba_checkpoint.steps_in` finds; StorageError if the storage does not say what is there."""
+        """Returns what `limba_checkpoint.steps_in` finds; errors as `_answered`."""
+        return self._answered(lambda: [*limba_checkpoint.steps_in(self.directory, with_files)])
+
+    def _answered(self, look: Callable[[], T]) -> T:
+        """Returns what a look at the directory returns.
+
+        Raises StorageError if the storage does not say what is there, or says nothing for as long as a save may take.
+        """
         try:
-            return [*limba_checkpoint.steps_in(self.directory, with_files)]
+            return limited(look, self._config.save_timeout_seconds, "the listing")
         except StorageError:
             raise
         except Exception as error:
@@ -277,14 +288,16 @@ class Checkpoints:
         self, step: int, path: epath.Path, abstract: TrainState, unpack: Unpack | None
     ) -> tuple[Restored | None, str]:
         """Returns (the checkpoint, "") or (None, what is damaged), as all processes together find."""
-        how, part = self._config.verify, (jax.process_index(), jax.process_count())
-        with waiting(f"checking the files of {path}", shows=part[0] == 0):
-            found, reason = self._judged(path, lambda: limba_checkpoint.damage(path, how, part))
-        if found is None or reason:
+        is_first = jax.process_index() == 0
+        part = (jax.process_index(), jax.process_count())
+        with waiting(f"checking the files of {path}", shows=is_first):
+            damages, reason = self._judged(path, lambda: limba_checkpoint.damage(path, self._config.verify, part))
+        if damages is None:
             return None, reason
-        if reason := next((sentences[0] for sentences in found if sentences), ""):
-            return None, reason
-        kept: list[Restored] = []
+        for sentences in damages:  # of each process, about its part of the files
+            if sentences:
+                return None, sentences[0]
+        read_ones: list[Restored] = []
 
         def read() -> None:
             check_arrays(path, abstract, RESUME_ADVICE)
@@ -292,11 +305,14 @@ class Checkpoints:
             positions = self._positions(data, path)
             if unpack is not None:
                 unpack(positions)
-            kept.append(Restored(arrays.read_arrays(path / "state", abstract), positions, data.get("notes", {})))
+            state = arrays.read_arrays(path / "state", abstract)
+            read_ones.append(Restored(state, positions, data.get("notes", {})))
 
-        with waiting(f"restoring {path}", shows=part[0] == 0):
+        with waiting(f"restoring {path}", shows=is_first):
             _, reason = self._judged(path, read)
-        return (None, reason) if reason else (kept[0], "")
+        if reason:
+            return None, reason
+        return read_ones[0], ""
 
     def _note_unchecked(self, path: epath.Path) -> None:
         """Says what the check of a checkpoint could not find."""
@@ -312,15 +328,21 @@ class Checkpoints:
 
         Raises InputError if the checkpoint is another run's, StorageError if the storage fails at the moment.
         """
-        kind, text, own, caught = "", "", None, InputError()
+        kind = ""
+        text = ""
+        result = None
+        caught = InputError()
         try:
-            own = limited(lambda: twice(call), self._config.save_timeout_seconds, f"reading {path}")
+            result = limited(lambda: twice(call), self._config.save_timeout_seconds, f"reading {path}")
         except InputError as error:
-            kind, text, caught = "input", str(error), error
+            kind = "input"
+            text = str(error)
+            caught = error
         except Exception as error:  # whatever a damaged file makes of its reader is damage
-            kind, text = "storage" if is_passing(error) else "damage", short_reason(error, str(path))
+            kind = "storage" if is_passing(error) else "damage"
+            text = short_reason(error, str(path))
             logger.debug("A checkpoint cannot be read:", exc_info=True)
-        outcomes = [json.loads(each) for each in self._shared(json.dumps([kind, text, own]))]
+        outcomes = [json.loads(outcome) for outcome in self._shared(json.dumps([kind, text, result]))]
         for wanted in ("storage", "input", "damage"):
             for index, (kind_there, sentence, _) in enumerate(outcomes):
                 if kind_there != wanted:
@@ -400,7 +422,9 @@ def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.Da
 
 def _stages_in(positions: Positions) -> Mapping[str, object]:
     """Returns what the first data position says of the stages of its run; {} for a run without."""
-    return next((each.get("stage", {}) for each in positions.values()), {})
+    for position in positions.values():
+        return position.get("stage", {})
+    return {}
 
 
 def _data_of(data: DataConfig, step: int) -> DataConfig:

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -25,7 +25,7 @@ from limba.storage.files import free_bytes, make_folder
 from limba.storage.manifest import Entry
 from limba.training.checkpoints import step_directory
 from limba.training.checkpoints.arrays import Snapshot
-from limba.training.checkpoints.step_directory import size_text
+from limba.training.checkpoints.step_directory import Attempt, size_text
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -224,15 +224,17 @@ class Saver:
         is_again = False
         while True:
             self._num_attempts += 1
+            # In the other processes the first one's takes its place.
+            attempt = step_directory.new_attempt(self.directory, task.step)
             try:
-                self._attempt(task, deadline)
+                self._attempt(task, attempt, deadline)
                 return None
             except AttemptError as error:
                 reason = str(error)
             if preemption.is_asked():  # the main thread may wait for this save
                 self.stop()
             last_start = min(deadline, self._stop_by) - pause
-            if not self._is_tried_again(task.step, last_start):
+            if not self._is_tried_again(attempt, last_start):
                 return reason
             if not is_again:
                 is_again = True
@@ -242,18 +244,12 @@ class Saver:
             self._abandoned.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _is_tried_again(self, step: int, last_start: float) -> bool:
+    def _is_tried_again(self, attempt: Attempt, last_start: float) -> bool:
         """Removes what an attempt has left; returns whether there is another one, as the first process decides."""
 
         def cleared() -> bool:
             if jax.process_index() == 0 and time.monotonic() < self._stop_by:  # else the next start does it
-                try:
-                    self._may_commit()
-                except RestartError:  # what is there may be the other run's
-                    raise
-                except Exception:
-                    logger.debug("The lease cannot be read:", exc_info=True)
-                step_directory.clear_step(self.directory, step)
+                step_directory.clear_step(attempt)
             return time.monotonic() < last_start and not self._abandoned.is_set()
 
         try:
@@ -261,10 +257,9 @@ class Saver:
         except AttemptError:
             return False
 
-    def _attempt(self, task: Task, deadline: float) -> None:
+    def _attempt(self, task: Task, attempt: Attempt, deadline: float) -> None:
         """Saves in three phases; AttemptError if one fails, RestartError if another run has the directory."""
         is_first = jax.process_index() == 0
-        step = task.step
         needed = self._needed_bytes(task.snapshot)
         has_failed = threading.Event()
 
@@ -274,26 +269,27 @@ class Saver:
             if has_failed.is_set():
                 raise TimeoutError("the attempt was given up")
 
-        def opened() -> None:
+        def opened() -> str:
             if is_first:
                 make_folder(self.directory)  # OSError where it is away, before anything else cannot be read
                 self._may_commit()
-                step_directory.open_step(self.directory, step, needed)
+                step_directory.open_step(attempt, needed)
+            return attempt.name
 
-        def written() -> dict[str, Entry]:
-            return step_directory.write_own_arrays(self.directory, step, task.snapshot)
+        def written(name: str) -> dict[str, Entry]:
+            return step_directory.write_own_arrays(replace(attempt, name=name), task.snapshot)
 
         def committed(entries_of_all: Sequence[Mapping[str, Entry]]) -> int:
             known: dict[str, Entry] = {}
             for entries in entries_of_all:
                 known.update(entries)
             if is_first:
-                step_directory.commit_step(self.directory, step, task.data, known, may_commit)
+                step_directory.commit_step(attempt, task.data, known, may_commit)
             return sum(size for size, _ in known.values())
 
         try:
-            self._phase("open", opened, deadline)
-            entries_of_all = self._phase("arrays", written, deadline)
+            names = self._phase("open", opened, deadline)
+            entries_of_all = self._phase("arrays", lambda: written(names[0]), deadline)
             sizes = self._phase("commit", lambda: committed(entries_of_all), deadline)
         except (AttemptError, RestartError):
             has_failed.set()
@@ -318,8 +314,8 @@ class Saver:
             logger.debug("A save has failed:", exc_info=True)
             failure = short_reason(error)
         try:
-            place = f"{self._name}/{self._serial}/{self._num_attempts}.{name}"
-            answers = gather_texts(place, json.dumps([sentence, failure, result]), left + GRACE_SECONDS)
+            exchange = f"{self._name}/{self._serial}/{self._num_attempts}.{name}"
+            answers = gather_texts(exchange, json.dumps([sentence, failure, result]), left + GRACE_SECONDS)
         except Exception as error:
             if sentence:
                 raise RestartError(sentence) from error

@@ -1,8 +1,9 @@
 """The directory of one step: opened, written, committed, copied, removed and set aside.
 
 A step is `state/` (the arrays), `data/metadata` (JSON), and `manifest.json` with the checksums of their files. On a
-file system they are written under the name `<step>.unfinished`, and the directory gets its own by a rename, when all of
-them are on the disk. In a bucket it has its name from the start, and the manifest, written last, is the commit.
+file system they are written under the name `<step>.<attempt>.unfinished`, and the directory gets its own by a rename,
+when all of them are on the disk. In a bucket it has its name from the start, and the manifest, written last, is the
+commit; the arrays stand in folders of their attempt.
 """
 
 import contextlib
@@ -10,16 +11,19 @@ import errno
 import json
 import logging
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+import tensorstore as ts
 from etils import epath
 
 from limba.config.errors import reason_of
 from limba.config.waiting import waiting
 from limba.formats.limba_checkpoint import is_finished, steps_in
 from limba.storage import manifest
-from limba.storage.files import free_bytes, gone, make_folder
+from limba.storage.files import free_bytes, gone, key_value_store, make_folder
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.arrays import Snapshot
 
@@ -27,38 +31,71 @@ logger = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished"  # in the name of a directory that is being written or removed,
 UNFINISHED_BEFORE = ".orbax-checkpoint-tmp"  # and what it was when the steps of tests/golden/run were written
+REPLACED = ".replaced"  # ends the name of a step while another one takes its name
 
 
-def working_directory(directory: epath.Path, step: int) -> epath.Path:
-    """Returns where the files of a step are written before they are committed."""
-    if _is_bucket(directory):
-        return directory / str(step)
-    return directory / f"{step}{UNFINISHED}"
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt to write a step, with a name that no other attempt has, of this run or of another one.
+
+    A process that stood still may go on with its attempt when another run has saved the same step.
+    """
+
+    directory: epath.Path  # `checkpoints`
+    step: int
+    name: str
+
+    @property
+    def path(self) -> epath.Path:
+        """Where the files are written before they are committed."""
+        if _is_bucket(self.directory):
+            return self.directory / str(self.step)
+        return self.directory / f"{self.step}.{self.name}{UNFINISHED}"
+
+    def has(self, name: str) -> bool:
+        """Returns whether a file of the step, by its relative path, belongs to this attempt and not to another one."""
+        is_in_store = name.startswith(f"state/{arrays.STORE}")
+        return not is_in_store or f".{self.name}/" in name
 
 
-def open_step(directory: epath.Path, step: int, needed: int) -> None:
-    """Makes the empty directory of a step; OSError if that fails, or if fewer than the `needed` bytes are free."""
+def new_attempt(directory: epath.Path, step: int) -> Attempt:
+    """Returns an attempt to write a step; nothing is written yet."""
+    return Attempt(directory, step, secrets.token_hex(8))
+
+
+def open_step(attempt: Attempt, needed: int) -> None:
+    """Makes the empty directory of a step; OSError if that fails, or if fewer than the `needed` bytes are free.
+
+    What other attempts have left of this step is removed, so the caller has to hold the run's lease.
+    """
+    directory = attempt.directory
     make_folder(directory)
-    work = working_directory(directory, step)
-    if work.exists():
-        _remove_files(work)
+    if _is_bucket(directory):
+        if attempt.path.exists():
+            _remove_files(attempt.path)
+    else:
+        restore_replaced(directory)
+        for child in directory.iterdir():
+            if child.name.startswith(f"{attempt.step}.") and UNFINISHED in child.name:
+                with contextlib.suppress(OSError):  # a process that stood still may go on to write there
+                    child.rmtree()
     free = free_bytes(str(directory))
     if free is not None and free < needed:
         raise OSError(errno.ENOSPC, f"only {size_text(free)} are free, and a checkpoint takes {size_text(needed)}")
     for item in ("state", "data"):
-        (work / item).mkdir(parents=True)
+        (attempt.path / item).mkdir(parents=True)
 
 
-def write_own_arrays(directory: epath.Path, step: int, snapshot: Snapshot) -> dict[str, manifest.Entry]:
+def write_own_arrays(attempt: Attempt, snapshot: Snapshot) -> dict[str, manifest.Entry]:
     """Writes this process's arrays; returns their manifest entries. Every process calls it, after `open_step`."""
-    work = working_directory(directory, step)
-    folder = f"state/{arrays.write_arrays(work / 'state', snapshot)}"
-    return {f"{folder}/{name}": entry for name, entry in manifest.step_entries(work / folder).items()}
+    state = attempt.path / "state"
+    store = arrays.write_arrays(state, snapshot, attempt.name)
+    entries = manifest.step_entries(state / store)
+    return {f"state/{store}/{name}": entry for name, entry in entries.items()}
 
 
 def commit_step(
-    directory: epath.Path,
-    step: int,
+    attempt: Attempt,
     data: Mapping[str, object],
     known: Mapping[str, manifest.Entry],
     may_commit: Callable[[], None],
@@ -66,52 +103,100 @@ def commit_step(
     """Merges the arrays of all processes, writes the data position and the manifest, and makes all of it a checkpoint.
 
     `known` has the entries of files that are in the manifest as they are; the others are read. The first process calls
-    it when all have written their arrays. `may_commit` is called when nothing but the commit is left to do: it raises
-    an error if the directory is another run's by now.
+    it when all have written their arrays. `may_commit` raises an error if the directory is another run's by now: it is
+    called before anything is written under a name that attempts share, and when nothing but the commit is left to do.
     """
-    work = working_directory(directory, step)
-    arrays.merge(work / "state")
-    (work / "data" / "metadata").write_text(json.dumps(data))
-    _commit(directory, step, manifest.text_of(work, known, step), may_commit)
+    may_commit()
+    _write(attempt.path / "state" / arrays.MERGED, arrays.merge(attempt.path / "state", attempt.name))
+    _write(attempt.path / "data" / "metadata", json.dumps(data).encode())
+    listed = manifest.text_of(attempt.path, known, attempt.step, attempt.has)
+    _commit(attempt, listed, may_commit)
 
 
-def _commit(directory: epath.Path, step: int, listed: str, may_commit: Callable[[], None]) -> None:
+def _commit(attempt: Attempt, listed: str, may_commit: Callable[[], None]) -> None:
     """Makes a checkpoint of a step whose files are all there but the manifest, whose text is `listed`."""
-    work = working_directory(directory, step)
-    if _is_bucket(directory):
+    work = attempt.path
+    if _is_bucket(attempt.directory):
         may_commit()
-        (work / manifest.FILE).write_text(listed)
+        _write(work / manifest.FILE, listed.encode())
         return
-    (work / manifest.FILE).write_text(listed)
+    _write(work / manifest.FILE, listed.encode())
     _to_disk(work)
     may_commit()
-    final = directory / str(step)
-    replaced = None
-    if final.exists():  # from before the run went back
-        replaced = _without_name(directory, step)
-    work.rename(final)
-    _sync(str(directory))
-    if replaced is not None:  # only now, since this may take a while
+    _take_name(work, attempt.directory / str(attempt.step))
+
+
+def _write(path: epath.Path, content: bytes) -> None:
+    """Writes a file whose name all attempts at a step share.
+
+    In a bucket, where they share the directory too, it is written only if it is not there, in one request: an attempt
+    that stood still changes nothing of a step that is committed. FileExistsError if another one has written it.
+    """
+    if not _is_bucket(path):
+        path.write_bytes(content)
+        return
+    store = ts.KvStore.open(key_value_store(path.parent)).result()
+    seen = store.read(path.name).result()
+    if seen.state == "missing":
+        written = store.write(path.name, content, if_equal=seen.stamp.generation).result()
+        if written.generation:
+            return
+        seen = store.read(path.name).result()  # of another attempt, or of this one, whose first answer was lost
+    if seen.value != content:
+        raise FileExistsError(f"another process has written {path}")
+
+
+def _take_name(work: epath.Path, final: epath.Path) -> None:
+    """Gives a whole step its name. One that has it, from before the run went back, is there until the new one is."""
+    replaced = final.with_name(final.name + REPLACED)
+    has_replaced = final.exists()
+    if has_replaced:
+        if replaced.exists():
+            replaced.rmtree()
+        final.rename(replaced)  # a start after a kill gives it its name back: `restore_replaced`
+    try:
+        work.rename(final)
+    except OSError:
+        if has_replaced:
+            replaced.rename(final)
+        raise
+    _sync(str(final.parent))
+    if has_replaced:  # only now, since this may take a while
         with contextlib.suppress(OSError):  # the next start removes it
             replaced.rmtree()
 
 
+def restore_replaced(directory: epath.Path) -> None:
+    """Gives a step its name back that lost it to another one which did not get it, since the process was killed."""
+    if _is_bucket(directory) or not directory.is_dir():
+        return
+    for replaced in directory.glob(f"*{REPLACED}"):
+        final = replaced.with_name(replaced.name.removesuffix(REPLACED))
+        if not final.name.isdigit():  # a user's own
+            continue
+        if not final.exists():
+            replaced.rename(final)
+        else:
+            with contextlib.suppress(OSError):
+                replaced.rmtree()
+
+
 def copy_step(path: epath.Path, directory: epath.Path, may_commit: Callable[[], None]) -> None:
     """Copies a step into another folder `checkpoints`, where it is there when all of it is."""
-    step = int(path.name)
     names = [name for name in manifest.names(path) if name != manifest.FILE]
     needed = sum((path / name).stat().length for name in names)
+    attempt = new_attempt(directory, int(path.name))
     with waiting(f"copying {path}"):
-        open_step(directory, step, needed)
-        work = working_directory(directory, step)
+        open_step(attempt, needed)
 
         def copy(name: str) -> None:
-            (work / name).parent.mkdir(parents=True, exist_ok=True)
-            (path / name).copy(work / name)
+            target = attempt.path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (path / name).copy(target)
 
         with ThreadPoolExecutor(manifest.NUM_THREADS) as pool:
             list(pool.map(copy, names))
-        _commit(directory, step, (path / manifest.FILE).read_text(), may_commit)
+        _commit(attempt, (path / manifest.FILE).read_text(), may_commit)
 
 
 def remove_step(directory: epath.Path, step: int) -> None:
@@ -119,15 +204,11 @@ def remove_step(directory: epath.Path, step: int) -> None:
     if _is_bucket(directory):
         _remove_files(directory / str(step))
     else:
-        _without_name(directory, step).rmtree()
-
-
-def _without_name(directory: epath.Path, step: int) -> epath.Path:
-    """Renames a step on a file system, so that it is not a checkpoint any more; returns the new path."""
-    removed = directory / f"{step}.removed{UNFINISHED}"
-    if removed.exists():
+        removed = directory / f"{step}.removed{UNFINISHED}"
+        if removed.exists():
+            removed.rmtree()
+        (directory / str(step)).rename(removed)
         removed.rmtree()
-    return (directory / str(step)).rename(removed)
 
 
 def _remove_files(path: epath.Path) -> None:
@@ -153,7 +234,7 @@ def remove_all_but(directory: epath.Path, keep: int | None) -> None:
 
 
 def clear_unfinished(directory: epath.Path) -> None:
-    """Removes what an interrupted save has left; what cannot be removed stays."""
+    """Removes what interrupted saves have left, for the holder of the run's lease; what cannot be removed stays."""
     with contextlib.suppress(Exception):  # a bucket's client has errors of its own
         if not directory.is_dir():
             return
@@ -166,16 +247,17 @@ def clear_unfinished(directory: epath.Path) -> None:
                     child.rmtree()
 
 
-def clear_step(directory: epath.Path, step: int) -> None:
-    """Removes what a failed attempt to save a step has left."""
+def clear_step(attempt: Attempt) -> None:
+    """Removes what a failed attempt has left under names of its own, so that it may be called without the lease."""
     with contextlib.suppress(Exception):
-        work = working_directory(directory, step)
-        is_committed = _is_bucket(directory) and is_finished(work)
-        if work.exists() and not is_committed:
-            work.rmtree()
-        if gone(directory):  # a library has made the folders anew in the place of those that are away
-            directory.rmdir()
-            directory.parent.rmdir()
+        if _is_bucket(attempt.directory):
+            for store in (attempt.path / "state").glob(f"{arrays.STORE}*.{attempt.name}"):
+                store.rmtree()
+        elif attempt.path.exists():
+            attempt.path.rmtree()
+        if gone(attempt.directory):  # a library has made the folders anew in the place of those that are away
+            attempt.directory.rmdir()
+            attempt.directory.parent.rmdir()
 
 
 def set_aside(path: epath.Path, ending: str = "broken") -> epath.Path:

@@ -13,7 +13,7 @@ from t5.data import preprocessors
 from limba.config import InputError
 from limba.data import objectives
 from limba.data.objectives.whole_words import whole_word_span_corruption
-from limba.data.vocabulary import load
+from limba.data.vocabulary import Vocabulary, sentinels
 from tests.data.t5_draws import vectors_under
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "byt5_spans.json").read_text())
@@ -23,7 +23,7 @@ FEATURES = {name: seqio.Feature(BYTES, dtype=tf.int32) for name in ("inputs", "t
 
 @pytest.fixture(autouse=True)
 def warned_anew() -> None:
-    load.warn_of_byte_sentinels.cache_clear()
+    sentinels.warn_of_byte_sentinels.cache_clear()
 
 
 def stream(texts: list[str]) -> tf.data.Dataset:
@@ -36,7 +36,7 @@ def test_eleven_bytes_are_in_no_text() -> None:
     everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
     used = set(np.frombuffer(everything.encode(), np.uint8).astype(int) + 3)
     free = [number for number in range(258, 247, -1) if number not in used]
-    assert free == load.sentinel_ids(BYTES, load.num_sentinels(BYTES)) and len(free) == 11 and 247 in used
+    assert free == sentinels.sentinel_ids(BYTES, sentinels.num_sentinels(BYTES)) and len(free) == 11 and 247 in used
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['sequence_length']['inputs']}")
@@ -79,13 +79,13 @@ def test_texts_name_sentinels_both_ways(caplog: pytest.LogCaptureFixture) -> Non
     from limba.data.vocabulary.special_ids import SpecialIds
     from limba.inference.token_ids import input_ids
 
-    def ids_of(text: str, vocabulary: load.Vocabulary) -> np.ndarray:
+    def ids_of(text: str, vocabulary: Vocabulary) -> np.ndarray:
         return input_ids(text, vocabulary, SpecialIds(after=(1,)))
 
     assert ids_of("a<extra_id_0>b<extra_id_10>", BYTES).tolist() == [100, 258, 101, 248, 1]
-    assert load.decoded(BYTES, [258, *BYTES.encode("ă"), 257, 248]) == "<extra_id_0>ă<extra_id_1><extra_id_10>"
+    assert sentinels.decoded(BYTES, [258, *BYTES.encode("ă"), 257, 248]) == "<extra_id_0>ă<extra_id_1><extra_id_10>"
     with_rows = seqio.ByteVocabulary(125)
-    assert load.decoded(with_rows, [383, 100, 259]) == "<extra_id_0>a<extra_id_124>"
+    assert sentinels.decoded(with_rows, [383, 100, 259]) == "<extra_id_0>a<extra_id_124>"
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         assert ids_of("a<extra_id_13>", BYTES).tolist() == [100, 245, 1]

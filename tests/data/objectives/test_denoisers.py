@@ -20,7 +20,8 @@ from limba.data.draws import Draws, Purpose
 from limba.data.objectives import choice, denoisers, span_corruption, tokenize_documents, whole_words
 from limba.data.objectives.choice import function_of
 from limba.data.packing import PREDICTED
-from limba.data.vocabulary.load import SPACE, load_vocabulary
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.tokenizers import SPACE
 from tests.data import test_documents
 from tests.data.objectives.test_objectives import features
 

@@ -19,7 +19,10 @@ from limba.data.packing import CAUSAL, PREDICTED, batched, model_features
 from limba.data.registry import Feature, TaskRegistry
 from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
-from limba.data.vocabulary.load import SPACE, PieceTable, load_vocabulary, mask_id
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.piece_table import PieceTable
+from limba.data.vocabulary.sentinels import mask_id
+from limba.data.vocabulary.tokenizers import SPACE
 from tests import tiny
 from tests.data.objectives.test_denoisers import real_tokens
 
@@ -157,7 +160,7 @@ def test_what_spells_nothing_is_never_hidden_nor_shown(corpus, vocabulary):
 def test_packed_documents_are_masked_one_by_one_and_become_features():
     vocabulary = ByteVocabulary(extra_ids=1)
     documents = [np.array([*range(10, 10 + size), 1], np.int32) for size in (40, 25, 100, 7)]
-    vectors = Elements([{"targets": each} for each in documents], {"targets": TOKENS})
+    vectors = Elements([{"targets": document} for document in documents], {"targets": TOKENS})
     features = dict.fromkeys(("inputs", "targets"), Feature(vocabulary))
     lengths = {"inputs": 80, "targets": 80}
     examples = masked_lm(vectors, lengths, features, noise_density=0.4, mask_share=1.0, whole_documents=True)
@@ -167,7 +170,7 @@ def test_packed_documents_are_masked_one_by_one_and_become_features():
     assert set(found) == {f"decoder_{name}" for name in names}
     targets, inputs, weights, segments, places = (found[f"decoder_{name}"] for name in names)
     in_rows = [targets[row][segments[row] == number] for row in range(len(targets)) for number in (1, 2, 3)]
-    assert sorted(len(each) for each in in_rows if len(each)) == [8, 21, 26, 41, 80]  # the long one is cut
+    assert sorted(len(in_row) for in_row in in_rows if len(in_row)) == [8, 21, 26, 41, 80]  # the long one is cut
     assert ((inputs == 259) == (weights == 1)).all() and (inputs == targets)[weights == 0].all()
     assert weights[targets == 1].sum() == weights[targets == 0].sum() == 0
     share = weights.sum() / (targets > 1).sum()

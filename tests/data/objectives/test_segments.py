@@ -26,12 +26,12 @@ def count_bytes(text: str) -> int:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_joined_segments_are_the_text_and_fit(script: str, limit: int) -> None:
     text = f"  {SCRIPTS[script]} \n\t{SCRIPTS[script]}\n"
-    found = segments_of(text, count_bytes, limit)
-    assert joined(found) == text and joined(found).encode() == text.encode()
-    assert all(count_bytes(segment.text) <= limit for segment in found)
-    assert all(segment.text == segment.text.strip() and len(segment.text.splitlines()) < 2 for segment in found)
+    segments = segments_of(text, count_bytes, limit)
+    assert joined(segments) == text and joined(segments).encode() == text.encode()
+    assert all(count_bytes(segment.text) <= limit for segment in segments)
+    assert all(segment.text == segment.text.strip() and len(segment.text.splitlines()) < 2 for segment in segments)
     if limit == 24:
-        fill = [count_bytes(segment.text) for segment in found]
+        fill = [count_bytes(segment.text) for segment in segments]
         assert sum(fill) / len(fill) > limit / 3, "segments are not much shorter than they may be"
 
 
@@ -47,17 +47,17 @@ def test_joined_segments_are_the_text_and_fit(script: str, limit: int) -> None:
 )
 def test_any_text_is_joined_again(parts: list[str], more: str, limit: int) -> None:
     text = "".join([*parts, more, *parts[:1]])
-    found = segments_of(text, len, limit)
-    assert joined(found) == text
-    assert all(len(segment.text) <= limit for segment in found)
+    segments = segments_of(text, len, limit)
+    assert joined(segments) == text
+    assert all(len(segment.text) <= limit for segment in segments)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_trained_vocabulary_counts(script: str, vocabulary: str) -> None:
     pieces = seqio.SentencePieceVocabulary(str(vocabulary))
-    found = segments_of(SCRIPTS[script] * 3, lambda text: len(pieces.encode(text)) + 1, 40)
-    assert joined(found) == SCRIPTS[script] * 3
-    assert len(found) > 3 and all(len(pieces.encode(segment.text)) < 40 for segment in found)
+    segments = segments_of(SCRIPTS[script] * 3, lambda text: len(pieces.encode(text)) + 1, 40)
+    assert joined(segments) == SCRIPTS[script] * 3
+    assert len(segments) > 3 and all(len(pieces.encode(segment.text)) < 40 for segment in segments)
 
 
 def test_sentences_stay_whole_where_they_fit() -> None:
@@ -79,9 +79,9 @@ def test_sentences_stay_whole_where_they_fit() -> None:
 
 
 def test_translations_have_spaces_where_their_script_needs_them() -> None:
-    found = segments_of("今日は雨です。明日は晴れます。", len, 8)
-    assert joined(found, ["It rains today.", "It is sunny tomorrow."]) == "It rains today. It is sunny tomorrow."
-    assert joined(found, ["今天下雨。", "明天晴。"]) == "今天下雨。明天晴。"
+    segments = segments_of("今日は雨です。明日は晴れます。", len, 8)
+    assert joined(segments, ["It rains today.", "It is sunny tomorrow."]) == "It rains today. It is sunny tomorrow."
+    assert joined(segments, ["今天下雨。", "明天晴。"]) == "今天下雨。明天晴。"
     assert joined(segments_of("One. Two.", len, 5), ["一。", "二。"]) == "一。 二。"
 
 

@@ -110,7 +110,7 @@ def test_advice_that_is_followed_works(density: float) -> None:
             noise = int(min(inputs / (1 - density), 200 * inputs) * density)
             most = min(noise, int(mean))
             assert not [
-                each for each in range(most, max(0, most - 8), -1) if fitting(inputs, density, each) is not None
+                number for number in range(most, max(0, most - 8), -1) if fitting(inputs, density, number) is not None
             ]
     assert kinds
 
@@ -140,7 +140,7 @@ def test_rows_are_those_of_their_masks(length: int, end: int | None) -> None:
         draws = spans.keys_of_rows(tokens.shape, words(), density)
         noise, number = spans.num_noise(length, density, mean)
         number = min(number, max(length, 2) - noise)  # of a stream's last row: 3 tokens of density 0.5 have one of text
-        assert [each.shape for each in draws] == [(5, noise - 1), (5, max(length, 2) - noise - 1)]
+        assert [draw.shape for draw in draws] == [(5, noise - 1), (5, max(length, 2) - noise - 1)]
         masks = spans.random_spans_noise_mask(length, draws, density, mean)
         assert masks.shape == (5, length)
         if length > 2:
@@ -190,7 +190,7 @@ def test_a_block_has_its_rows_and_the_shorter_last_one(rest: int, density: float
     of_rest = spans.keys_of_rows((1, rest), drawn, density)
     for row in range(len(found[0])):
         part = tokens[row * raw : (row + 1) * raw]
-        draws = of_rest if row == 3 else [each[row : row + 1] for each in of_whole_rows]
+        draws = of_rest if row == 3 else [of_whole_row[row : row + 1] for of_whole_row in of_whole_rows]
         mask = spans.random_spans_noise_mask(len(part), draws, density, mean)[0]
         for side, wanted in zip(found, rows_of(part.tolist(), mask.tolist(), 99, 1), strict=True):
             assert side[row].tolist() == wanted + [0] * (side.shape[1] - len(wanted))

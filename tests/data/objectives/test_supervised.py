@@ -14,7 +14,9 @@ from limba.data import metrics as text_metrics
 from limba.data.bridge.seqio_objects import vocabulary_as_seqio
 from limba.data.objectives import diacritics
 from limba.data.sources import FileSource
-from limba.data.vocabulary.load import check_vocabulary, load_vocabulary, num_sentinels, piece_bytes
+from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
+from limba.data.vocabulary.sentinels import num_sentinels
+from limba.data.vocabulary.spelling import piece_bytes
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 
 ROWS = [(f"one, {i}\n\0two", f"ună „{i}”") for i in range(90)]

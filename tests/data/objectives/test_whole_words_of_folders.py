@@ -14,8 +14,8 @@ from limba.data.objectives import whole_word_masked_lm, whole_word_span_corrupti
 from limba.data.objectives.whole_words import LONGEST_WORD, begins_word
 from limba.data.packing import PREDICTED
 from limba.data.registry import Feature
-from limba.data.vocabulary.load import sentinel_table
 from limba.data.vocabulary.published import open_folder
+from limba.data.vocabulary.sentinels import sentinel_table
 from limba.data.vocabulary.special_ids import as_stream
 from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary

@@ -16,7 +16,8 @@ import tensorflow_datasets as tfds
 from limba.config import InputError
 from limba.data.bridge.seqio_objects import vocabulary_as_seqio
 from limba.data.sources.tfds import TfdsSource
-from limba.data.vocabulary.load import load_vocabulary, of_run
+from limba.data.vocabulary.addresses import of_run
+from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.train import train_vocabulary
 from limba.storage import manifest
 from tests.bucket_server import BucketServer, emulated

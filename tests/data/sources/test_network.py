@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants as hub_constants
 
 from limba.config import DataConfig, InputError, StorageError
-from limba.data.sources import FileSource, readers, remote, splits
+from limba.data.sources import FileSource, listing, readers, remote, splits
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.splits import ChunkReader
 from tests.data.text_files import TEXTS, write
@@ -58,11 +58,11 @@ def small_requests(monkeypatch):
     monkeypatch.setattr(readers, "CHUNK_BYTES", 4000)
 
 
-def units_at(address: str, policy: ReadPolicy = QUICK) -> list[readers.Unit]:
-    return readers.list_units(readers.list_files([address], policy), policy)
+def units_at(address: str, policy: ReadPolicy = QUICK) -> list[listing.Unit]:
+    return listing.list_units(listing.list_files([address], policy), policy)
 
 
-def chunks_of(reader: ChunkReader, unit: readers.Unit) -> list[list[bytes]]:
+def chunks_of(reader: ChunkReader, unit: listing.Unit) -> list[list[bytes]]:
     chunks = []
     while (documents := reader(unit, len(chunks))) is not None:
         chunks.append(documents)
@@ -120,22 +120,22 @@ def test_listing_is_tried_again_and_never_takes_trouble_for_absence(tmp_path, se
     policy = ReadPolicy(timeout_seconds=0.1, attempts=4)
     for address, path in ((server.url(name), name), (server.url("*.jsonl"), "")):
         server.fail(path, TROUBLES[trouble], methods=both)
-        assert [file.size for file in readers.list_files([address], policy)] == [(tmp_path / name).stat().st_size]
+        assert [file.size for file in listing.list_files([address], policy)] == [(tmp_path / name).stat().st_size]
         server.fail(path, *[TROUBLES[trouble]] * 18, methods=both)
         with pytest.raises(InputError, match="cannot be listed .*at the last of 4 attempts.*try again later"):
-            readers.list_files([address], policy)
+            listing.list_files([address], policy)
         server.mend()
     for address in (server.url("absent.jsonl"), server.url("absent/*.jsonl"), server.url("*.txt")):
         with pytest.raises(InputError, match="matches no file"):
-            readers.list_files([address], policy)
+            listing.list_files([address], policy)
 
 
 def test_a_footer_that_does_not_come_is_never_skipped(tmp_path, server):
     name = write(tmp_path / "c.parquet").name
-    files = readers.list_files([server.url(name)], SKIPPING)
+    files = listing.list_files([server.url(name)], SKIPPING)
     server.fail(name, *[status(503)] * 2)
     with pytest.raises(InputError, match=r"The footer of .*c\.parquet cannot be read .*503.*try again later"):
-        readers.list_units(files, SKIPPING)
+        listing.list_units(files, SKIPPING)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet"])
@@ -236,7 +236,7 @@ def test_buckets_and_the_hub_are_read_through_trouble(tmp_path, handler, trouble
             monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)
             root = "hf://datasets/me/set"
         type(fsspec.core.url_to_fs(root)[0]).clear_instance_cache()
-        assert [file.size for file in readers.list_files([f"{root}/*.jsonl"], QUICK)] == [
+        assert [file.size for file in listing.list_files([f"{root}/*.jsonl"], QUICK)] == [
             (tmp_path / "c.jsonl").stat().st_size
         ]
         for name in names:
@@ -322,7 +322,7 @@ def test_a_host_that_does_not_exist_is_asked_for_twice(monkeypatch: pytest.Monke
     naps.clear()
     system, _ = fsspec.core.url_to_fs("http://no-such-host.invalid/corpus.jsonl")
     with pytest.raises(remote.ReadError, match="last of 6 attempts"):
-        remote.fetch(system, "http://no-such-host.invalid/corpus.jsonl", 0, 9, readers.PATIENT)
+        remote.fetch(system, "http://no-such-host.invalid/corpus.jsonl", 0, 9, remote.PATIENT)
     assert len(naps) == 5 and 31 <= sum(naps) <= 36
 
 

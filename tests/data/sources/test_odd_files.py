@@ -21,7 +21,7 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import FileSource, readers
+from limba.data.sources import FileSource, listing, notices, readers
 from limba.inference import line_files
 from limba.tools.results import files as results_files
 
@@ -171,7 +171,7 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
 
 
 def training(path: Path, column: str) -> list[str]:
-    units = readers.list_units(readers.list_files([str(path)]))
+    units = listing.list_units(listing.list_files([str(path)]))
     return [text.decode() for unit in units for chunk in readers.read_chunks(unit, column) for text in chunk]
 
 
@@ -213,7 +213,7 @@ def test_odd_files_give_the_texts_of_their_own_library_or_a_sentence(name: str, 
 
 
 def test_what_is_guessed_of_a_file_is_said_once(tmp_path: Path, caplog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_TOLD", {})
+    monkeypatch.setattr(notices, "_TOLD", {})
     for name in ("semicolon.csv", "space.csv", "columns.json", "cr_within.txt"):
         made, column, expected = ODD[name]
         folder = tmp_path / name.partition(".")[0]
@@ -256,5 +256,5 @@ def test_libraries_read_the_same(tmp_path: Path) -> None:
 def test_a_source_of_files_reads_them_too(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     by_pandas(TEXTS * 20, sep=";")(path)
-    found = [each["text"].decode() for each in FileSource(str(path)).documents("train", num_epochs=1)]
+    found = [document["text"].decode() for document in FileSource(str(path)).documents("train", num_epochs=1)]
     assert set(found) == set(TEXTS) and len(found) > 100

@@ -12,12 +12,12 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import FileSource, json_documents, readers, splits
+from limba.data.sources import FileSource, json_documents, listing, notices, readers, splits
 from limba.data.sources.splits import ChunkReader
 from tests.data.text_files import TEXTS, write
 
 
-def read_all(units: list[readers.Unit], column: str = "text") -> list[str]:
+def read_all(units: list[listing.Unit], column: str = "text") -> list[str]:
     return [text.decode() for unit in units for chunk in readers.read_chunks(unit, column) for text in chunk]
 
 
@@ -39,7 +39,7 @@ def read_all(units: list[readers.Unit], column: str = "text") -> list[str]:
 )
 def test_every_format_gives_every_document_once(tmp_path, suffix):
     path = write(tmp_path / f"corpus{suffix}")
-    assert read_all(readers.list_units(readers.list_files([str(path)]))) == TEXTS
+    assert read_all(listing.list_units(listing.list_files([str(path)]))) == TEXTS
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000, 1 << 20])
@@ -49,7 +49,7 @@ def test_byte_ranges_part_the_lines(tmp_path, size, ending):
     path = tmp_path / "lines.txt"
     path.write_bytes(ending.join(lines).encode())
     total = path.stat().st_size
-    units = [readers.Unit(str(path), start, min(start + size, total)) for start in range(0, total, size)]
+    units = [listing.Unit(str(path), start, min(start + size, total)) for start in range(0, total, size)]
     assert read_all(units) == [line for line in lines if line.strip()]
 
 
@@ -66,7 +66,7 @@ def test_a_json_file_may_be_one_array(tmp_path, suffix, indent, form, monkeypatc
     opened = {".gz": gzip.open, ".zst": zstandard.open}.get(path.suffix, open)
     with opened(path, "wt", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=indent, ensure_ascii=indent is None))
-    units = readers.list_units(readers.list_files([str(path)]))
+    units = listing.list_units(listing.list_files([str(path)]))
     assert len(units) == 1 and read_all(units) == TEXTS
     if form != "texts":
         assert read_all(units, "nested.ro") == [text[::-1] for text in TEXTS]
@@ -78,13 +78,13 @@ def test_long_records_of_an_array_are_read_whole(tmp_path):
     texts = ["ș" * 3_000_000, "short", "x" * 2_000_000]
     path = tmp_path / "long.json"
     path.write_text(json.dumps([{"text": text} for text in texts], ensure_ascii=False), encoding="utf-8")
-    assert read_all(readers.list_units(readers.list_files([str(path)]))) == texts
+    assert read_all(listing.list_units(listing.list_files([str(path)]))) == texts
 
 
 def test_lines_whose_column_is_a_list_are_lines(tmp_path):
     path = tmp_path / "words.json"
     path.write_text("".join(json.dumps({"data": text.split()}) + "\n" for text in TEXTS))
-    assert read_all(readers.list_units(readers.list_files([str(path)])), "data") == [" ".join(t.split()) for t in TEXTS]
+    assert read_all(listing.list_units(listing.list_files([str(path)])), "data") == [" ".join(t.split()) for t in TEXTS]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -96,7 +96,7 @@ def test_lists_of_words_and_of_ids(tmp_path, suffix):
         pyarrow.parquet.write_table(pyarrow.table(rows), path)
     else:
         path.write_text("".join(json.dumps({"words": w, "tokens": i}) + "\n" for w, i in zip(words, ids, strict=True)))
-    units = readers.list_units(readers.list_files([str(path)]))
+    units = listing.list_units(listing.list_files([str(path)]))
     assert read_all(units, "words") == read_all(units, "words[]") == ["to be", "or not"]
     found = [row for unit in units for chunk in readers.read_chunks(unit, "tokens") for row in chunk]
     assert [np.frombuffer(row, "<i4").tolist() for row in found] == ids
@@ -107,17 +107,17 @@ def test_lists_of_words_and_of_ids(tmp_path, suffix):
 def test_the_first_column_of_a_csv_file_stands_in_for_text(tmp_path, caplog):
     path = write(tmp_path / "c.csv", column="body")
     path.write_text("body,other\nOne text,1\nAnother text,2\n")
-    assert read_all(readers.list_units(readers.list_files([str(path)]))) == ["One text", "Another text"]
+    assert read_all(listing.list_units(listing.list_files([str(path)]))) == ["One text", "Another text"]
     assert "has no column 'text': its first one, 'body', is read" in caplog.text
 
 
 def test_what_holds_for_a_thousand_corpora_is_said_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(readers, "_TOLD", {})
+    monkeypatch.setattr(notices, "_TOLD", {})
     paths = [tmp_path / f"{number:03}.csv" for number in range(70)]
     for path in paths:
         path.write_text("body,other\nOne text,1\n")
     for _ in range(2):  # of as many data shards
-        assert read_all(readers.list_units(readers.list_files([str(path) for path in paths]))) == ["One text"] * 70
+        assert read_all(listing.list_units(listing.list_files([str(path) for path in paths]))) == ["One text"] * 70
         for path in paths:
             source = FileSource(str(path), column="body")
             read = [source.documents("train", shard=shard, num_shards=2, num_epochs=1) for shard in (0, 1)]
@@ -137,21 +137,21 @@ def test_zstandard_of_several_frames_and_long_windows(tmp_path):
     writer = zstandard.ZstdCompressor(compression_params=long).compressobj()
     frames.append(writer.compress("".join(f"{text}\n" for text in TEXTS[100:]).encode()) + writer.flush())
     path.write_bytes(b"".join(frames))
-    assert read_all([readers.Unit(str(path))]) == TEXTS
+    assert read_all([listing.Unit(str(path))]) == TEXTS
     path.write_bytes(b"".join(frames)[:-5])
     with pytest.raises(InputError, match="ends within a zstandard frame"):
-        read_all([readers.Unit(str(path))])
+        read_all([listing.Unit(str(path))])
 
 
 def test_csv_keeps_newlines_and_long_fields(tmp_path):
     texts = ["one\ntwo, three", 'a "quoted" word', "x" * 200_000]
-    assert read_all([readers.Unit(str(write(tmp_path / "c.csv", texts)))]) == texts
+    assert read_all([listing.Unit(str(write(tmp_path / "c.csv", texts)))]) == texts
 
 
 def test_empty_documents_nulls_and_byte_order_mark_are_left_out(tmp_path):
     path = tmp_path / "c.jsonl"
     path.write_text('\ufeff{"text": "a"}\n\n{"text": ""}\n{"text": null}\n{"text": "b"}\n', encoding="utf-8")
-    assert read_all([readers.Unit(str(path))]) == ["a", "b"]
+    assert read_all([listing.Unit(str(path))]) == ["a", "b"]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".txt.zst", ".parquet"])
@@ -159,7 +159,7 @@ def test_chunks_do_not_depend_on_the_order_of_reading(tmp_path, suffix, monkeypa
     monkeypatch.setattr(readers, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(splits.KeptChunks, "MOST_BYTES", 2500)
     monkeypatch.setattr(splits.OpenUnits, "MOST", 2)
-    unit = readers.list_units(readers.list_files([str(write(tmp_path / f"c{suffix}"))]))[0]
+    unit = listing.list_units(listing.list_files([str(write(tmp_path / f"c{suffix}"))]))[0]
     forward, anyhow = ChunkReader("text"), ChunkReader("text")
     chunks = []
     while (documents := forward(unit, len(chunks))) is not None:
@@ -173,7 +173,7 @@ def test_chunks_do_not_depend_on_the_order_of_reading(tmp_path, suffix, monkeypa
 def test_patterns_are_expanded_sorted_and_joined(tmp_path):
     for name in ("b.txt", "a.txt", "c.jsonl"):
         write(tmp_path / name)
-    files = readers.list_files([f"{tmp_path}/*.txt", f"{tmp_path}/a.txt", f"{tmp_path}/c.*"])
+    files = listing.list_files([f"{tmp_path}/*.txt", f"{tmp_path}/a.txt", f"{tmp_path}/c.*"])
     assert [Path(file.path).name for file in files] == ["a.txt", "b.txt", "c.jsonl"]
 
 
@@ -182,7 +182,7 @@ def test_bad_files_are_named_with_the_place(tmp_path):
         path = tmp_path / name
         path.write_bytes(content)
         with pytest.raises(InputError) as caught:
-            read_all(readers.list_units(readers.list_files([str(path)])), column)
+            read_all(listing.list_units(listing.list_files([str(path)])), column)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
         return str(caught.value)
@@ -206,16 +206,16 @@ def test_bad_files_are_named_with_the_place(tmp_path):
     assert "suffix" in message("j.doc", b"?")
     parquet = write(tmp_path / "k.parquet")
     with pytest.raises(InputError, match="'id', 'text'"):
-        read_all(readers.list_units(readers.list_files([str(parquet)])), "body")
+        read_all(listing.list_units(listing.list_files([str(parquet)])), "body")
 
 
 def test_paths_that_give_nothing_are_refused(tmp_path):
     with pytest.raises(InputError, match="matches no file"):
-        readers.list_files([f"{tmp_path}/*.txt"])
+        listing.list_files([f"{tmp_path}/*.txt"])
     with pytest.raises(InputError, match="matches no file"):
-        readers.list_files([f"{tmp_path}/absent.txt"])
+        listing.list_files([f"{tmp_path}/absent.txt"])
     with pytest.raises(InputError, match="is a directory"):
-        readers.list_files([str(tmp_path)])
+        listing.list_files([str(tmp_path)])
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_the_command_for_text_that_is_not_utf8_knows_its_encoding(
     with opened(path, "wb") as file:
         file.write(f"{text}\n{text}\n".encode(encoding))
     with pytest.raises(InputError, match="is not UTF-8 at byte") as error:
-        read_all([readers.Unit(str(path))])
+        read_all([listing.Unit(str(path))])
     assert isinstance(error.value.fix, str)
     subprocess.run(error.value.fix, shell=True, check=True)
     same = str.maketrans("şţ", "șț")  # Windows-1250 has no others
-    assert [each.translate(same) for each in read_all([readers.Unit(str(path))])] == [text.translate(same)] * 2
+    assert [each.translate(same) for each in read_all([listing.Unit(str(path))])] == [text.translate(same)] * 2

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import seqio
 import tensorflow as tf
@@ -113,6 +115,21 @@ def test_only_the_very_last_batch_is_not_full(tmp_path: Path, num_pairs: int, nu
         assert len(batches) == -(-num_pairs * num_epochs // 32)
         assert all(len(batch) == 32 for batch in batches[:-1])
         assert Counter(sum(batches, [])) == dict.fromkeys(range(1, num_pairs + 1), num_epochs)
+
+
+def test_an_estimated_number_of_rows_ends_at_whole_epochs_too(tmp_path: Path, monkeypatch: Any) -> None:
+    """As files of the hub, which are counted by their footers: 16 shards have 62.5 of 1,000 rows."""
+    monkeypatch.setattr("limba.data.sources.splits.COUNTED_BYTES", 0)
+    of_split = {"train": 1000, "validation": 1}
+    for split, size in of_split.items():
+        columns = {"a": [f"a {n}" for n in range(size)], "b": [f"{n}" for n in range(size)]}
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{split}.parquet")
+    files = {split: str(tmp_path / f"{split}.parquet") for split in of_split}
+    with opened(files, num_data_shards=16, num_epochs=3, batch_size=128) as stream:
+        assert not stream._recipe.deal.is_exact
+        for _ in range(24):
+            next(stream)
+        assert stream.epochs() == {"text_to_text": 3.0}
 
 
 @pytest.mark.parametrize(("name", "shuffle"), [("a.jsonl", False), *((name, True) for name in FORMATS)])

@@ -51,9 +51,9 @@ def test_a_stream_that_cannot_fit_is_refused_with_the_number_and_the_memory(
     assert "1.0 GB are free" in str(told.value)
     with pytest.raises(ConfigError, match=says):  # as preflight reads one shard
         next(run.rows(lengths))
-    found = re.search(says, str(told.value))
-    assert found is not None
-    most = int(found[1].replace(",", ""))
+    match = re.search(says, str(told.value))
+    assert match is not None
+    most = int(match[1].replace(",", ""))
     (name,) = choices
     memory.check_stream(config_of(corpus, vocabulary, **{name: most}), lengths, 16)
     with pytest.raises(ConfigError, match=says):

@@ -9,7 +9,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from limba.config import InputError
 from limba.data.vocabulary.covered_bytes import covered_bytes
-from limba.data.vocabulary.load import load_vocabulary, piece_bytes
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.spelling import piece_bytes
 
 TEXTS = ["The fox doesn't jump (over 3 dogs), U.S. ones too.", "Lângă ființele șapte, două ță."] * 40
 SPECIAL = ["<pad>", "</s>", "<unk>"]

@@ -15,18 +15,11 @@ from limba.data.dataset import TEXT, Elements
 from limba.data.objectives import tokenize_documents
 from limba.data.registry import Feature
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
-from limba.data.vocabulary.load import (
-    PieceTable,
-    begin_id,
-    check_vocabulary,
-    has_dummy_space,
-    load_vocabulary,
-    mask_id,
-    num_sentinels,
-    piece_bytes,
-    sentinel_ids,
-)
+from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
+from limba.data.vocabulary.piece_table import PieceTable
+from limba.data.vocabulary.sentinels import begin_id, mask_id, num_sentinels, sentinel_ids
 from limba.data.vocabulary.special_ids import of_encoder
+from limba.data.vocabulary.spelling import has_dummy_space, piece_bytes
 from limba.data.vocabulary.train import NewVocabulary, train_vocabulary
 from limba.formats.huggingface_files import write_tokenizer
 from limba.inference.mask_filling import masked_ids
@@ -124,7 +117,7 @@ def test_the_dummy_space_is_no_byte_of_the_text(vocabulary):
         names = ("decoder_target_tokens", "decoder_loss_weights")
         return sum(sets.num_bytes(*(b[n] for n in names), s).sum() for b, s in zip(batches, starts, strict=True))
 
-    assert sum(each.sum() for each in starts) == len(texts) and total(batches, starts) == num_bytes
+    assert sum(start.sum() for start in starts) == len(texts) and total(batches, starts) == num_bytes
     counts = np.concatenate([sets.counts(b["decoder_target_tokens"], s) for b, s in zip(batches, starts, strict=True)])
     assert counts.sum(axis=-1).min() == 1, "every token's loss goes somewhere"
     width = max(len(loaded.encode(text)) for text in texts) + 1

@@ -192,7 +192,7 @@ def test_triton_takes_the_kernels(
 
 def pretend(monkeypatch: pytest.MonkeyPatch, compute_capability: str) -> None:
     """Makes this machine's devices look like GPUs, whose kernels an interpreter runs."""
-    device = SimpleNamespace(platform="gpu", compute_capability=compute_capability)
+    device = SimpleNamespace(platform="gpu", compute_capability=compute_capability, device_kind="a card")
     monkeypatch.setattr(choose, "device_of", lambda mesh: device)
     call = pl.pallas_call
     monkeypatch.setattr(pl, "pallas_call", lambda *args, **choices: call(*args, **(choices | {"interpret": True})))
@@ -283,3 +283,24 @@ def test_without_triton_a_card_takes_the_einsum_and_says_so(monkeypatch: pytest.
     assert type(choose.choose(tiny.MODEL, mesh, 8, 114, 114)) is choose.Einsum
     card = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
     assert "needs jax.experimental.pallas.triton, which jax" in choose.unfit(tiny.MODEL, card)
+
+
+def test_a_card_without_enough_shared_memory_takes_the_einsum_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = tiny.mesh_of(MeshConfig(), 1)
+    large = tiny.model(head_dim=128, dtype="float32")
+    for capability in ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0"):  # with 163, 99 or 227 KiB
+        pretend(monkeypatch, capability)
+        card = choose.device_of(mesh)
+        assert type(choose.choose(large, mesh, 8, 114, 114)) is choose.PallasGpu and not choose.unfit(large, card)
+    monkeypatch.setitem(choose.SHARED_KIB, 8.6, 64)  # a card with as much as a T4's
+    pretend(monkeypatch, "8.6")
+    card = choose.device_of(mesh)
+    assert type(choose.choose(large, mesh, 8, 114, 114)) is choose.Einsum
+    assert type(choose.choose(tiny.model(head_dim=64, dtype="bfloat16"), mesh, 8, 114, 114)) is choose.PallasGpu
+    sentence = choose.unfit(large, card)
+    assert sentence == (
+        "Attention is computed by the einsum: the Pallas kernel needs 97 KiB of shared memory for heads of 128 in"
+        " float32, and a card has 64."
+    )
+    odd = choose.unfit(tiny.model(head_dim=48), card)
+    assert odd.endswith("takes heads of 16, 32, 64, 128, and ModelConfig.head_dim is 48.")

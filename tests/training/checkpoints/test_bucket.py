@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,9 @@ from limba.training.checkpoints import step_directory
 from limba.training.checkpoints.directory import Checkpoints
 from tests.bucket_server import emulated, serving_buckets
 from tests.sharding.processes import xla_flags
+from tests.storage.leases import of_another_machine
 from tests.training.checkpoints import states
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 # Saves two steps; then damages one object of the newest after the other, and says for each what
@@ -112,6 +116,95 @@ def test_a_bucket_that_may_not_be_listed_is_not_an_empty_one(
         assert server.names("run/checkpoints") == ["run/checkpoints/20/manifest.json"]
     warning = caplog.messages[-1]
     assert warning.startswith("The old checkpoints in gs://bucket/run/checkpoints cannot be removed ("), warning
+
+
+# Holds the lease, and saves step 20 with the numbers of a seed. It stops itself (SIGSTOP) at the moment that is named.
+# A line lets it save, and one more lets it restore what is there in the end.
+STOPPED = """
+import os, signal, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from limba.config import CheckpointConfig, RestartError
+from limba.storage import lease, lease_places, manifest
+from limba.training.checkpoints import arrays, step_directory
+from limba.training.checkpoints.directory import Checkpoints
+from tests.training.checkpoints import states
+moment, seed = sys.argv[1], int(sys.argv[2])
+lease_places.BEAT_SECONDS = 0.2
+lease_places.LEASE_SECONDS = 0.6
+arrays.BATCH_BYTES = 1
+batches, merge = arrays._batches, arrays.merge
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+def batches_with_a_stop(items, size):
+    for number, batch in enumerate(batches(items, size)):
+        if number == {"first arrays": 0, "later arrays": 2}[moment]:
+            stop()
+        yield batch
+def merge_after_a_stop(*arguments):
+    stop()
+    return merge(*arguments)
+def write_after_a_stop(path, content):
+    if path.name == manifest.FILE:
+        stop()
+    write(path, content)
+if "arrays" in moment:
+    arrays._batches = batches_with_a_stop
+if moment == "merge":
+    arrays.merge = merge_after_a_stop
+if moment == "commit":
+    write, step_directory._write = step_directory._write, write_after_a_stop
+with lease.held("gs://bucket/run") as held:
+    checkpoints = Checkpoints("gs://bucket/run", CheckpointConfig(), states.DATA, may_commit=held.confirm)
+    checkpoints.save(20, states.state(seed), {0: {"about": {}, "batch": seed}}, {"step": seed})
+    try:
+        checkpoints.wait()
+        print("SAVED", flush=True)
+    except RestartError as error:
+        print("ENDED", error, flush=True)
+        sys.exit()
+    sys.stdin.readline()
+    with Checkpoints("gs://bucket/run", CheckpointConfig(), states.DATA) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), seed)
+    print("WHOLE", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("first arrays", marks=pytest.mark.slow),
+        pytest.param("later arrays", marks=pytest.mark.night),
+        pytest.param("merge", marks=pytest.mark.night),
+        pytest.param("commit", marks=pytest.mark.night),
+    ],
+)
+def test_who_is_stopped_while_it_writes_a_step_leaves_its_successor_s_whole(moment: str) -> None:
+    """SIGSTOP; another machine takes over and commits the same step; SIGCONT: the other one's step is not touched."""
+    with serving_buckets() as server, contextlib.ExitStack() as programs:
+        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
+
+        def started(moment: str, seed: int) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", STOPPED, moment, str(seed)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            program = programs.enter_context(subprocess.Popen(command, cwd=ROOT, env=variables, text=True, **pipes))
+            programs.callback(program.kill)
+            return program
+
+        first = started(moment, 7)
+        wait_until(lambda: Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        # As the lease of a process on another machine, which nobody here can ask.
+        server.put("bucket", "run/lease", of_another_machine(lease_seconds=0.6).content())
+        second = started("never", 20)
+        assert second.stdout is not None and second.stdout.readline() == "SAVED\n"
+        committed = {name: server.objects["bucket", name].data for name in server.names("run/checkpoints")}
+        first.send_signal(signal.SIGCONT)
+        out = first.communicate(timeout=120)[0]
+        assert out.startswith("ENDED Another process "), out
+        now = {name: server.objects["bucket", name].data for name in server.names("run/checkpoints")}
+        assert {name: now.get(name) for name in committed} == committed
+        assert all("/state/d/" in name or "/state/ocdbt.process_0." in name for name in now.keys() - committed.keys())
+        assert second.communicate("\n", timeout=120)[0] == "WHOLE\n"
 
 
 # Saves a step; then, when it is told that the bucket takes nothing any more, tries to save another one.

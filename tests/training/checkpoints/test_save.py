@@ -22,7 +22,7 @@ from limba.formats import limba_checkpoint
 from limba.sharding import preemption
 from limba.storage import lease, manifest
 from limba.training.checkpoints import arrays, saver, step_directory
-from limba.training.checkpoints.directory import Checkpoints
+from limba.training.checkpoints.directory import Checkpoints, position_item
 from tests.training.checkpoints import states
 from tests.waiting import wait_until
 
@@ -276,13 +276,13 @@ def test_a_save_that_was_given_up_commits_nothing_when_it_goes_on(
     ended = threading.Event()
     commit_step = step_directory.commit_step
 
-    def commit_late(directory: epath.Path, step: int, data, known, may_commit: Callable[[], None]) -> None:
+    def commit_late(attempt: step_directory.Attempt, data, known, may_commit: Callable[[], None]) -> None:
         def asked_late() -> None:
             may_go_on.wait()
             may_commit()
 
         try:
-            commit_step(directory, step, data, known, asked_late)
+            commit_step(attempt, data, known, asked_late)
         finally:
             ended.set()
 
@@ -323,11 +323,95 @@ def test_a_step_that_is_there_already_is_replaced(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, restored.state, states.state(21))
 
 
+# Commits a step over one of the same number, in a process that is killed before its first change of a file or name, and
+# in one that is killed before its second, and so on. Prints which of the two a new start finds each time.
+REPLACING = """
+import os, shutil, signal, sys
+from etils import epath
+from limba.formats import limba_checkpoint
+from limba.storage import manifest
+from limba.training.checkpoints import step_directory
+old, new, run = map(epath.Path, sys.argv[1:])
+CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree")
+def commit(attempt, killed_at):
+    changes = 0
+    def before(event, arguments):
+        nonlocal changes
+        is_written = event == "open" and str(run) in str(arguments[0]) and arguments[1] != "r"
+        if event in CHANGES or is_written:
+            changes += 1
+            if changes == killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    listed = (attempt.path / manifest.FILE).read_text()
+    sys.addaudithook(before)
+    step_directory._commit(attempt, listed, lambda: None)
+    os._exit(0)
+killed_at, status = 0, 1
+while status:
+    killed_at += 1
+    if run.exists():
+        run.rmtree()
+    run.mkdir()
+    attempt = step_directory.new_attempt(run, 10)
+    shutil.copytree(old, run / "10")
+    shutil.copytree(new, attempt.path)
+    process = os.fork()
+    if process == 0:
+        commit(attempt, killed_at)
+    _, status = os.waitpid(process, 0)
+    step_directory.restore_replaced(run)
+    step_directory.clear_unfinished(run)
+    (step,) = limba_checkpoint.steps_in(run).values()
+    assert [path.name for path in run.iterdir()] == ["10"] and manifest.check(step) == []
+    text = (step / manifest.FILE).read_text()
+    print("old" if text == (old / manifest.FILE).read_text() else "new", flush=True)
+"""
+
+
+def test_of_a_step_and_the_one_that_replaces_it_a_kill_leaves_one(tmp_path: Path) -> None:
+    states.save(tmp_path / "old", 10)
+    states.save(tmp_path / "new", 10)
+    steps = [str(tmp_path / name / "checkpoints" / "10") for name in ("old", "new")]
+    command = [sys.executable, "-W", "ignore", "-c", REPLACING, *steps, str(tmp_path / "run")]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = ended.stdout.split()
+    assert len(found) > 10 and found == sorted(found, reverse=True) and set(found) == {"old", "new"}, found
+
+
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
     """A link in a circle, as an example of what `is_dir` takes for no folder: the run began at step 0."""
     (tmp_path / "checkpoints").symlink_to("checkpoints")
     with pytest.raises(StorageError, match=r"checkpoints cannot be listed \(Too many levels of symbolic links\)"):
         opened(tmp_path)
+
+
+def test_a_storage_that_does_not_answer_when_it_is_listed_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mount whose server is away: the start hung, and so did a resumed run."""
+    states.save(tmp_path, 10)
+    may_end = threading.Event()
+    steps_in = limba_checkpoint.steps_in
+
+    def silent(*arguments: object) -> dict[int, object]:
+        may_end.wait()
+        return steps_in(*arguments)
+
+    sentence = r"^\S+/checkpoints cannot be listed \(the listing has not ended after 0 s\); fix that, and try again\.$"
+    with opened(tmp_path, save_timeout_seconds=0.3) as checkpoints:
+        for where in (step_directory, limba_checkpoint):
+            with monkeypatch.context() as patched:
+                name = "clear_unfinished" if where is step_directory else "steps_in"
+                patched.setattr(where, name, silent)
+                with pytest.raises(StorageError, match=sentence):
+                    opened(tmp_path, save_timeout_seconds=0.3)
+        monkeypatch.setattr(limba_checkpoint, "steps_in", silent)
+        with pytest.raises(StorageError, match=sentence):
+            checkpoints.restore_latest(states.abstract())
+        with pytest.raises(StorageError, match=sentence):
+            checkpoints.check_space(states.abstract())
+        may_end.set()
 
 
 def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
@@ -337,8 +421,10 @@ def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
         (directory / name / "state").mkdir(parents=True)
         (directory / name / "state" / "half").write_text("half")
     (directory / "7.broken").mkdir()
+    (directory / "10").rename(directory / "10.replaced")  # killed before another step 10 had the name
     with opened(tmp_path) as checkpoints:
         assert checkpoints.steps() == [10]
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 10)
     assert sorted(path.name for path in directory.iterdir()) == ["10", "7.broken"]
 
 
@@ -389,6 +475,33 @@ def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("in_bucket", [False, True])
+def test_two_attempts_at_one_step_do_not_mix(in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a process that stood still, and goes on at each moment, and of its successor, which saves the same step."""
+    if in_bucket:
+        monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
+    late, good = (step_directory.new_attempt(epath.Path(tmp_path) / "checkpoints", 20) for _ in range(2))
+    late_arrays, good_arrays = (arrays.take_snapshot(states.state(seed)) for seed in (7, 20))
+    data = {**position_item(states.DATA, {0: {"about": {}, "batch": 20}}), "notes": {"step": 20}}
+    step_directory.open_step(late, 0)
+    step_directory.write_own_arrays(late, late_arrays)
+    step_directory.open_step(good, 0)
+    step_directory.write_own_arrays(late, late_arrays)
+    known = step_directory.write_own_arrays(good, good_arrays)
+    late_known = step_directory.write_own_arrays(late, late_arrays)
+    step_directory.commit_step(good, data, known, lambda: None)
+    step_directory.write_own_arrays(late, late_arrays)
+    if in_bucket:  # elsewhere the lease is asked, and a rename is all that is left to do
+        with pytest.raises(FileExistsError, match=r"^another process has written \S+/20/state/manifest\.ocdbt$"):
+            step_directory.commit_step(late, data, late_known, lambda: None)
+    step_directory.clear_step(late)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["20"]
+    assert not list((tmp_path / "checkpoints").rglob(f"*{late.name}*"))
+    monkeypatch.undo()
+    with opened(tmp_path) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
+
+
+@pytest.mark.parametrize("in_bucket", [False, True])
 def test_a_step_is_not_committed_once_another_run_has_the_directory(
     in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -400,9 +513,10 @@ def test_a_step_is_not_committed_once_another_run_has_the_directory(
     successors: list[str] = []
     merge = arrays.merge
 
-    def merge_late(folder: Path) -> None:
-        merge(folder)
+    def merge_late(folder: Path, attempt: str) -> bytes:
+        merged = merge(folder, attempt)
         successors.append("Another process trains in this directory now.")
+        return merged
 
     def may_commit() -> None:
         if successors:
@@ -415,8 +529,9 @@ def test_a_step_is_not_committed_once_another_run_has_the_directory(
         checkpoints.wait()
     assert list(limba_checkpoint.steps_in(checkpoints.directory)) == [10]
     assert not caplog.records and len(successors) == 1  # it is not tried again
-    # What it has written stays, since the same names may be the successor's.
-    assert step_directory.working_directory(checkpoints.directory, 20).exists()
+    # What it has written stays: the directory is the successor's.
+    written = sorted(path.name for path in checkpoints.directory.iterdir())
+    assert len(written) == 2 and written[1].startswith("20"), written
 
 
 # Holds the lease; saves a step when a line is read, whose arrays are merged when another one is.
@@ -431,10 +546,10 @@ run, step = sys.argv[1], int(sys.argv[2])
 lease_places.BEAT_SECONDS = 0.2
 lease_places.LEASE_SECONDS = 0.6
 merge = arrays.merge
-def merge_when_told(folder):
+def merge_when_told(*arguments):
     print("merging", flush=True)
     sys.stdin.readline()
-    merge(folder)
+    return merge(*arguments)
 arrays.merge = merge_when_told
 with lease.held(run) as held:
     print("holding", flush=True)
@@ -576,12 +691,12 @@ from tests.training.checkpoints import states, test_save
 run, what, devices = Path(sys.argv[1]), sys.argv[2], jax.device_count()
 own = jax.process_index()
 write = arrays.write_arrays
-def failing(directory, snapshot):
+def failing(directory, snapshot, attempt):
     if own == 1 and "/20" in str(directory):
         raise OSError(28, "No space left on device")
     if own == 1:  # it ends later than the first process
-        test_save.wait_until(lambda: list(Path(directory).glob("ocdbt.process_0/manifest.ocdbt")))
-    return write(directory, snapshot)
+        test_save.wait_until(lambda: list(Path(directory).glob("ocdbt.process_0.*/manifest.ocdbt")))
+    return write(directory, snapshot, attempt)
 arrays.write_arrays = failing
 with test_save.opened(run, save_timeout_seconds=400.0) as checkpoints:
     if what == "restore":
@@ -629,8 +744,8 @@ def test_processes_save_together_report_at_the_same_poll_and_fail_alike(tmp_path
     assert "Traceback" not in "".join(outputs)
     checkpoints = tmp_path / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["10"] and manifest.check(checkpoints / "10") == []
-    folders = {path.name for path in (checkpoints / "10" / "state").glob("ocdbt.process_*")}
-    assert folders == {"ocdbt.process_0", "ocdbt.process_1"}
+    stores = sorted(path.name.split(".") for path in (checkpoints / "10" / "state").glob("ocdbt.process_*"))
+    assert [store[1] for store in stores] == ["process_0", "process_1"] and stores[0][2] == stores[1][2]  # one attempt
 
     # Other numbers of processes read it; one file is damaged, and all take the older step.
     states.save(tmp_path, 5)
@@ -638,7 +753,7 @@ def test_processes_save_together_report_at_the_same_poll_and_fail_alike(tmp_path
         outputs = together(tmp_path, "restore", processes, devices)
         for index, out in enumerate(outputs):
             assert f"RESTORED {index} 10 True {{'step': 10}}" in out
-    path = next((checkpoints / "10" / "state" / "ocdbt.process_1" / "d").iterdir())
+    path = next((checkpoints / "10" / "state").glob("ocdbt.process_1.*/d/*"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -149,8 +149,8 @@ def test_a_trace_that_the_bucket_does_not_take_stays_here(config: RunConfig, mon
         for step in range(11, 17):
             trace.before(step)
             trace.after(step, np.zeros(1), is_last=False)
-    found = re.fullmatch(r"The trace stays in (\S+): gs://bucket/run/profile/\S+ cannot be \w+ \(.*", said[0])
-    assert len(said) == 1 and found and list(Path(found[1]).rglob("*.xplane.pb"))
+    match = re.fullmatch(r"The trace stays in (\S+): gs://bucket/run/profile/\S+ cannot be \w+ \(.*", said[0])
+    assert len(said) == 1 and match and list(Path(match[1]).rglob("*.xplane.pb"))
 
 
 def test_a_run_too_short_to_be_traced_says_so(config: RunConfig) -> None:

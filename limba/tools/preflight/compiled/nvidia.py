@@ -21,12 +21,12 @@ FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 # XLA's description of a card as a protocol buffer in text form; what all these cards have in common is written out.
 DESCRIPTION = """
 gpu_device_info {{
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: {threads}
   shared_memory_per_block: 49152 shared_memory_per_block_optin: {shared} shared_memory_per_core: {shared_in_all}
   core_count: {card.multiprocessors} fpus_per_core: {fpus} clock_rate_ghz: {card.clock_ghz}
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   memory_bandwidth: {bytes_per_second} l2_cache_size: {l2} device_memory_size: {memory}
-  cuda_compute_capability {{ major: {card.compute_capability} }}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
 }}
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} runtime_version {{ major: 12 minor: 9 }}
@@ -38,7 +38,7 @@ class Card(NamedTuple):
     """XLA's description of a card, from NVIDIA's data sheets and the CUDA C++ programming guide."""
 
     name: str
-    compute_capability: int
+    compute_capability: tuple[int, int]
     multiprocessors: int
     clock_ghz: float
     memory_gb: float
@@ -48,10 +48,19 @@ class Card(NamedTuple):
 
 
 CARDS = {
-    "a100": Card("NVIDIA A100-SXM4-80GB", 8, 108, 1.41, 85.0, 2039, 40, 163),
-    "h100": Card("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 85.0, 3350, 50, 227),
-    "h200": Card("NVIDIA H200", 9, 132, 1.98, 150.1, 4800, 50, 227),
+    "a100": Card("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, 85.0, 2039, 40, 163),
+    "rtx3090": Card("NVIDIA GeForce RTX 3090", (8, 6), 82, 1.70, 25.3, 936, 6, 99),
+    "l4": Card("NVIDIA L4", (8, 9), 58, 2.04, 24.0, 300, 48, 99),
+    "rtx4090": Card("NVIDIA GeForce RTX 4090", (8, 9), 128, 2.52, 25.3, 1008, 72, 99),
+    "h100": Card("NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, 85.0, 3350, 50, 227),
+    "h200": Card("NVIDIA H200", (9, 0), 132, 1.98, 150.1, 4800, 50, 227),
+    "b200": Card("NVIDIA B200", (10, 0), 148, 1.97, 191.0, 8000, 126, 227),
+    "rtx5090": Card("NVIDIA GeForce RTX 5090", (12, 0), 170, 2.41, 33.6, 1792, 96, 99),
 }
+# For which `limba preflight` compiles a step. An H200 held what its compiler had said; of the others nothing was run.
+JUDGED = ("a100", "h100", "h200")
+# Threads of a multiprocessor, and float32 units, by the CUDA C++ programming guide: of the large cards, and of others.
+SERVER_CARDS = ((8, 0), (9, 0), (10, 0))
 
 
 def _toolkit() -> Path:
@@ -89,7 +98,10 @@ def topology_devices(name: str, dump: str) -> np.ndarray:
         card=card,
         shared=card.shared_kib << 10,
         shared_in_all=(card.shared_kib + 1) << 10,
-        fpus=64 if card.compute_capability == 8 else 128,
+        major=card.compute_capability[0],
+        minor=card.compute_capability[1],
+        threads=2048 if card.compute_capability in SERVER_CARDS else 1536,
+        fpus=64 if card.compute_capability == (8, 0) else 128,
         bytes_per_second=card.gb_per_second * 10**9,
         l2=card.l2_mb << 20,
         memory=int(card.memory_gb * 1e9),
@@ -124,6 +136,7 @@ def kernels(calls: dict[str, int], dump: str) -> dict[str, dict[str, object]]:
         products = re.findall(
             r"\b(wgmma|mma)(?:\.mma_async)?\.sync\.aligned\.(\w+)\.(?:row\.col\.)?(f32\.\w+\.\w+)", text
         )
+        products += re.findall(r"\b(tcgen05)\.mma\.(cta_group::\d)\.(kind::\w+)", text)  # of compute capability 10
         figures[name[1]] = {
             "calls": calls[name[1]],
             "registers": int(re.findall(r"Used (\d+) registers", done.stderr)[0]),

@@ -34,15 +34,18 @@ SCALARWISE = ("reduce", "all-reduce", "all-reduce-start", "reduce-scatter", "red
 
 @dataclasses.dataclass
 class ProgramCosts:
-    """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results
-    (of a reduce-scatter's operands, which are what an all-reduce in its place would give).
+    """Of one device, all loops multiplied: XLA's cycles and fusions, calls of each Pallas kernel, collectives by their
+    kind, and bytes of their results (of a reduce-scatter's operands, which are what an all-reduce in its place would
+    give).
 
     `product_flops` count matrix products that are written as such: on CPUs, not on TPUs.
     """
 
     fusion_cycles: int = 0
+    fusions: int = 0
     product_flops: int = 0
     kernels: Counter[str] = dataclasses.field(default_factory=Counter)
+    collectives: Counter[str] = dataclasses.field(default_factory=Counter)
     collective_bytes: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
@@ -60,10 +63,13 @@ def costs_of_program(text: str) -> ProgramCosts:
             cycles = CYCLES.search(rest)
             if cycles and not inside_fusion:
                 costs.fusion_cycles += times * int(cycles[1])
+            if operation == "fusion" and not inside_fusion:
+                costs.fusions += times
             if operation in COLLECTIVES:
                 # In a computation of this name a TPU's compiler writes a reduce-scatter.
                 is_scatter = name.startswith("all-reduce-scatter")
                 kind = "reduce-scatter" if is_scatter else COLLECTIVES[operation]
+                costs.collectives[kind] += times
                 costs.collective_bytes[kind] += times * _exchanged_bytes(operation, shape, rest, shapes)
             if operation == "dot":
                 costs.product_flops += times * _flops_of_product(shape, rest, shapes)
@@ -154,9 +160,12 @@ def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) 
 
 
 def _kernel_name(rest: str) -> str:
-    """Returns the name given to a Pallas call, from its place in the traced program."""
+    """Returns the name given to a Pallas call, from its place in the traced program.
+
+    A name stands inside those of the transformations that made it, as in `transpose(jvp(name))`.
+    """
     op_name = re.search(r'op_name="([^"]*)"', rest)
     parts = op_name[1].split("/") if op_name else []
     if "pallas_call" not in parts:
         return "unnamed"
-    return parts[parts.index("pallas_call") - 1]
+    return re.sub(r"^(\w+\()*|\)*$", "", parts[parts.index("pallas_call") - 1])

@@ -61,8 +61,8 @@ class Topology:
 
     @property
     def can_compile(self) -> bool:
-        """Whether a step can be compiled for it without one; for other cards there is arithmetic alone."""
-        return self.platform != "gpu" or self.kind in nvidia.CARDS
+        """Whether preflight compiles a step for it without one; for other cards there is arithmetic alone."""
+        return self.platform != "gpu" or self.kind in nvidia.JUDGED
 
     @property
     def has_kernels(self) -> bool:
