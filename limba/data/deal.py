@@ -67,7 +67,7 @@ def corpora_of(task: Provider, config: DataConfig) -> str:
     facts = []
     for source in unit_sources(task).values():
         marks = [(mark.size, mark.content or mark.path) for mark in source.marks(config.train_split)]
-        facts.append((marks, source.columns, source.carved_percent(config.train_split)))
+        facts.append((marks, source.columns, source.carved_percent(config.train_split), source.num_tasks))
     text = repr((VERSION, task.name, config.train_split, config.max_examples, facts))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
