@@ -172,7 +172,6 @@ class Sentinels:
         return rows
 
 
-DOCUMENTS_PER_BATCH = 32  # documents tokenized at once
 Tokenize = Callable[[Sequence[bytes]], list[np.ndarray]]  # from documents to the tokens of each, int32 [n]
 
 
@@ -186,15 +185,16 @@ def tokenize_documents(
 ) -> Dataset:
     """Returns {"targets": int32 [n]}, the tokens of 32 documents in a row, of {"text"} or {"tokens"}, bytes.
 
-    "tokens" are the ids of documents tokenized beforehand, as little-endian int32 bytes. As in t5, nothing separates
-    documents. With `append_eos` each one ends with the end-of-sequence id, as causal language modeling needs it; with
-    `begins`, for an encoder, it begins with that of <cls>, if the vocabulary has it. A vocabulary of a folder for
-    transformers has its own template for both; with `follows_start` the start that the template begins with is left
-    out, since a language model reads it before each example.
+    In a mixture of many tasks they are of 8 documents. "tokens" are the ids of documents tokenized beforehand, as
+    little-endian int32 bytes. As in t5, nothing separates documents. With `append_eos` each one ends with the
+    end-of-sequence id, as causal language modeling needs it; with `begins`, for an encoder, it begins with that of
+    <cls>, if the vocabulary has it. A vocabulary of a folder for transformers has its own template for both; with
+    `follows_start` the start that the template begins with is left out, since a language model reads it before each
+    example.
     Empty documents give no token.
     """
     name, tokenize = tokenizer_of(dataset, output_features, append_eos, begins, follows_start)
-    return dataset.tokens(lambda documents: tokenize([document[name] for document in documents]), DOCUMENTS_PER_BATCH)
+    return dataset.tokens(lambda documents: tokenize([each[name] for each in documents]), dataset.rows_per_block)
 
 
 def tokenizer_of(

@@ -19,7 +19,7 @@ from limba.config import ConfigError, InputError
 from limba.data.sources import columns, listing, readers, remote
 from limba.data.sources.failures import UnitError
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
-from limba.data.sources.order import Counts, fewer_shards, open_units, shard_of_row
+from limba.data.sources.order import Counts, fewer_shards, shard_of_row
 from limba.data.sources.parquet import TOKENS, read_footer
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
@@ -70,7 +70,58 @@ class OpenUnits:
                     self._open.pop(key, None)
 
 
-OPEN = OpenUnits()
+class KeptChunks:
+    """The chunks that were read last, of all sources of this process, since shards that divide a unit read each chunk.
+
+    They take at most `BYTES_A_SOURCE` for each source, and `MOST_BYTES` for all of them.
+    """
+
+    BYTES_A_SOURCE, MOST_BYTES = 1 << 24, 1 << 27
+    BYTES_A_CHUNK, BYTES_A_DOCUMENT = 400, 50  # of Python's own, about
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # as above
+        self._kept: OrderedDict[tuple[int, listing.Unit, int], tuple[list[bytes] | None, int]] = OrderedDict()
+        self._owners = set[int]()
+        self._num_bytes = 0
+
+    def get(self, owner: int, unit: listing.Unit, chunk: int) -> tuple[bool, list[bytes] | None]:
+        """Returns whether a chunk is kept, and its documents."""
+        key = (owner, unit, chunk)
+        with self._lock:
+            if key not in self._kept:
+                return False, None
+            self._kept.move_to_end(key)
+            return True, self._kept[key][0]
+
+    def put(self, owner: int, unit: listing.Unit, chunk: int, documents: list[bytes] | None) -> None:
+        """Keeps a chunk, and forgets those that were asked for longest ago."""
+        size = self.BYTES_A_CHUNK
+        if documents is not None:
+            size += sum(map(len, documents)) + self.BYTES_A_DOCUMENT * len(documents)
+        with self._lock:
+            self._forget((owner, unit, chunk))
+            self._owners.add(owner)
+            self._kept[owner, unit, chunk] = documents, size
+            self._num_bytes += size
+            most = min(self.BYTES_A_SOURCE * len(self._owners), self.MOST_BYTES)
+            while self._num_bytes > most and len(self._kept) > 1:
+                self._forget(next(iter(self._kept)))
+
+    def _forget(self, key: tuple[int, listing.Unit, int]) -> None:
+        _, size = self._kept.pop(key, (None, 0))
+        self._num_bytes -= size
+
+    def forget_of(self, owner: int) -> None:
+        """Forgets the chunks of one reader of chunks."""
+        with self._lock:
+            self._owners.discard(owner)
+            for key in list(self._kept):
+                if key[0] == owner:
+                    self._forget(key)
+
+
+OPEN, KEPT = OpenUnits(), KeptChunks()
 
 
 class ChunkReader:
@@ -84,7 +135,7 @@ class ChunkReader:
     documents.
     """
 
-    CACHED_OF_A_UNIT, MOST_FOOTERS = 4, 512
+    MOST_FOOTERS = 512
 
     def __init__(
         self,
@@ -97,10 +148,8 @@ class ChunkReader:
         self._read = read or (lambda unit: readers.read_chunks(unit, column, policy, self.footers))
         self._owner = OPEN.new_owner()
         weakref.finalize(self, OPEN.close_of, self._owner)
-        # Shards that divide the documents of a unit read each chunk at about the same time.
-        self._most_cached = self.CACHED_OF_A_UNIT * open_units(policy.num_tasks)
+        weakref.finalize(self, KEPT.forget_of, self._owner)
         self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[listing.Unit, int], list[bytes] | None] = OrderedDict()
         self._ends: dict[
             listing.Unit, tuple[int, str]
         ] = {}  # of skipped units: the first missing chunk, and the reason
@@ -112,11 +161,10 @@ class ChunkReader:
 
     def __call__(self, unit: listing.Unit, chunk: int) -> list[bytes] | None:
         """Returns the documents of the chunk, or None if the unit ends before it."""
-        key = (unit, chunk)
+        is_kept, kept = KEPT.get(self._owner, unit, chunk)
+        if is_kept:
+            return kept
         with self._lock:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-                return self._cache[key]
             if unit in self._ends and chunk >= self._ends[unit][0]:
                 return None
         reader = OPEN.take(self._owner, unit, chunk)
@@ -131,12 +179,10 @@ class ChunkReader:
             if self._policy.on_failure == "stop":
                 raise
             documents, failure = None, error
-        with self._lock:
-            if failure is not None:
+        if failure is not None:
+            with self._lock:
                 self._skip(unit, chunk, str(failure))
-            self._cache[key] = documents
-            if len(self._cache) > self._most_cached:
-                self._cache.popitem(last=False)
+        KEPT.put(self._owner, unit, chunk, documents)
         if documents is not None and reader is not None:
             OPEN.put(self._owner, unit, chunk + 1, reader)
         return documents

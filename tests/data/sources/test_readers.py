@@ -157,7 +157,7 @@ def test_empty_documents_nulls_and_byte_order_mark_are_left_out(tmp_path):
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".txt.zst", ".parquet"])
 def test_chunks_do_not_depend_on_the_order_of_reading(tmp_path, suffix, monkeypatch):
     monkeypatch.setattr(readers, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(ChunkReader, "CACHED_OF_A_UNIT", 0)
+    monkeypatch.setattr(splits.KeptChunks, "MOST_BYTES", 2500)
     monkeypatch.setattr(splits.OpenUnits, "MOST", 2)
     unit = listing.list_units(listing.list_files([str(write(tmp_path / f"c{suffix}"))]))[0]
     forward, anyhow = ChunkReader("text"), ChunkReader("text")
