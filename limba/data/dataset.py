@@ -254,12 +254,18 @@ class _Tokenized(Derived[T, Vector]):
 
     def read(self, place: Place = None) -> Iterator[Item[Vector]]:
         for group in _groups(self._parent.read(place), self._size):
-            vectors = self._tokenize([item.value for item in group])
-            filled = [number for number, vector in enumerate(vectors) if len(vector)]
-            # A document without tokens is in no row.
-            documents = [document for number in filled for document in group[number].documents]
-            ends = np.cumsum([len(vectors[number]) for number in filled], dtype=np.int64)
-            yield Item({"targets": np.concatenate(vectors)}, documents, group[-1].place, ends)
+            item = self._joined(group)
+            group.clear()  # a generator that waits keeps its variables: the texts are not needed any more
+            yield item
+
+    def _joined(self, group: Sequence[Item[T]]) -> Item[Vector]:
+        """Returns the tokens of some documents in a row."""
+        vectors = self._tokenize([item.value for item in group])
+        filled = [number for number, vector in enumerate(vectors) if len(vector)]
+        # A document without tokens is in no row.
+        documents = [document for number in filled for document in group[number].documents]
+        ends = np.cumsum([len(vectors[number]) for number in filled], dtype=np.int64)
+        return Item({"targets": np.concatenate(vectors)}, documents, group[-1].place, ends)
 
 
 class _FlatMapped(Derived[T, U]):
@@ -275,8 +281,10 @@ class _FlatMapped(Derived[T, U]):
         begun = place or {"before": None, "number": 0, "given": 0}
         before, number, given = begun["before"], begun["number"], begun["given"]
         for item in self._parent.read(before):
-            yield from _after(before, item.place, number, self._opened(item, number), given)
-            before, number, given = item.place, number + 1, 0
+            parts, after = self._opened(item, number), item.place
+            del item  # its parts are enough, as long as they are given
+            yield from _after(before, after, number, parts, given)
+            before, number, given = after, number + 1, 0
 
 
 class _MappedInGroups(Derived[T, U]):
