@@ -30,12 +30,12 @@ from limba.tools.preflight.checks.verdict import Data, Line, Section
 SETUP = "bash launch/setup.sh"
 IN_USE = "device-in-use"
 LOCKS = Path(__file__).resolve().parents[4] / "requirements"
-# Lock -> the package that only it has.
+# Lock -> the package that only it has. A TPU's last: the tests' packages have its compiler on a card's machine, too.
 CHIPS = {
-    "tpu": "libtpu",
     "cuda13": "jax-cuda13-plugin",
     "cuda12": "jax-cuda12-plugin",
     "rocm": "jax-rocm7-plugin",
+    "tpu": "libtpu",
 }
 OLDEST_DRIVERS = {"cuda13": 580, "cuda12": 525}  # of NVIDIA; docs/gpus.md
 SHOWN = ("jax", "jaxlib", "libtpu", "flax", "optax", "seqio", "tensorflow")  # packages whose versions are printed
