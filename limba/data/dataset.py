@@ -188,24 +188,30 @@ class Mixed(Dataset[T]):
 
     def __init__(self, datasets: Sequence[Dataset[T]], rates: Sequence[float], draws: Draws):
         super().__init__(datasets[0].spec)
-        self._chosen = [number for number, rate in enumerate(rates) if rate > 0]
-        self._datasets = [datasets[number] for number in self._chosen]
-        self._ends = np.cumsum([rates[number] for number in self._chosen], dtype=np.float64)
+        self._datasets = datasets
+        self._with_rate = [number for number, rate in enumerate(rates) if rate > 0]
+        self._ends = np.cumsum([rates[number] for number in self._with_rate], dtype=np.float64)
         self._draws = draws
 
     def _choices(self, group: int) -> list[int]:
         """Returns the numbers of the data sets of CHOICES elements in a row."""
         drawn = self._draws.words(Purpose.MIXTURE, group).uniform64(CHOICES)
-        return np.searchsorted(self._ends[:-1], drawn * self._ends[-1], side="right").tolist()
+        chosen = np.searchsorted(self._ends[:-1], drawn * self._ends[-1], side="right")
+        return np.array(self._with_rate)[chosen].tolist()
 
     def read(self, place: Place = None) -> Iterator[Item[T]]:
-        """Yields the elements; a place has the number of the next choice, what has ended, and a place of each part."""
-        count = len(self._datasets)
-        begun = place or {"number": 0, "ended": [], "parts": [None] * count}
-        number, ended, places = begun["number"], set(begun["ended"]), list(begun["parts"])
-        readings: list[Iterator[Item[T]] | None] = [None] * count
+        """Yields the elements; a place has the number of the next choice, what has ended, and a place of each part.
+
+        Parts are those of all data sets, also of one without a rate: another start may give it one.
+        """
+        begun = place or {"number": 0, "ended": [], "parts": [None] * len(self._datasets)}
+        number = begun["number"]
+        ended = set(begun["ended"])
+        places = list(begun["parts"])
+        readings: list[Iterator[Item[T]] | None] = [None] * len(self._datasets)
         choices = self._choices(number // CHOICES)
-        while len(ended) < count:
+        num_left = len(set(self._with_rate) - ended)
+        while num_left:
             choice = choices[number % CHOICES]
             number += 1
             if number % CHOICES == 0:
@@ -218,10 +224,11 @@ class Mixed(Dataset[T]):
             item = next(reading, None)
             if item is None:
                 ended.add(choice)
+                num_left -= 1
                 continue
             places[choice] = item.place
             after = {"number": number, "ended": sorted(ended), "parts": places.copy()}
-            yield item._replace(place=after, tasks=(self._chosen[choice],))
+            yield item._replace(place=after, tasks=(choice,))
 
 
 class _Mapped(Derived[T, U]):

@@ -127,6 +127,10 @@ class _Packed(Derived):
                 if example.number in row_of:
                     put(row_of[example.number], example, sizes)
                 continue
+            # Before the example is put: so the rows that go for their age follow from any place alone.
+            while (oldest := _oldest(rows)) is not None and example.number - rows[oldest][0].number >= MOST_EXAMPLES:
+                given = finished(oldest)
+                yield self._row(given, self._place(rows, example.before, example.number))
             if not sizes.any():
                 continue
             has_room = np.all(used + sizes <= self._widths, axis=1)
@@ -137,10 +141,6 @@ class _Packed(Derived):
                 given = finished(row)
             put(row, example, sizes)
             if given:
-                yield self._row(given, self._place(rows, before, number))
-            oldest = _oldest(rows)
-            if oldest is not None and number - rows[oldest][0].number >= MOST_EXAMPLES:
-                given = finished(oldest)
                 yield self._row(given, self._place(rows, before, number))
         for row in range(OPEN_ROWS):
             if rows[row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from etils import epath
 
@@ -22,6 +21,8 @@ from limba.training.data_revisions import pinned_for_run
 from limba.training.history import kept_before
 from limba.training.skipped_batches import FILE, entries_of
 from limba.training.start import deal_of_run
+
+Positions = Mapping[int, Position]  # of all shards
 
 
 @dataclass(frozen=True)
@@ -98,46 +99,58 @@ def _places_before(
 ) -> tuple[int, Mapping[int, tuple[ShardPlace, int]]]:
     """Returns the last step whose places are known, and shard -> (place, batches after it that were read too).
 
-    They are those of the step's own stage; without any the beginning of the stage.
+    They are those of the step's own stage, and of the last pass over files that have changed; without any the beginning
+    of the stage.
     """
-    candidates: list[tuple[int, Mapping[int, Mapping[str, Any]]]] = []
     since = begins  # the text has been read in the present order since this step
+    of_stage: dict[int, Positions] = {}  # step of a checkpoint -> its positions
     for saved_step, path in limba_checkpoint.checkpoints_of(resolved(directory)).items():
         data = limba_checkpoint.read_data(path)
         positions = limba_checkpoint.positions_of(data)
         if of_another_order(positions, saved_step):
+            since = max(since, saved_step)
             continue
         since = max(since, data.get("notes", {}).get("guard", {}).get("data_start", 0))
-        if not _is_of_stage(positions, begins):
-            continue
-        _check_corpus(recipe, positions)
-        # Of a corpus that has changed only what was read since then can be found.
-        since = max(since, begins + max(position["place"]["batches_before"] for position in positions.values()))
-        if saved_step < step:
-            candidates.append((saved_step, positions))
+        if _is_of_stage(positions, begins):
+            of_stage[saved_step] = positions
+    known: dict[int, Positions] = dict(of_stage)
     kept = kept_before(directory, step)
-    if kept is not None and _is_of_stage(kept[1], begins):
-        candidates.append(kept)
+    if kept is not None and len(kept[1]) == recipe.config.num_shards and _is_of_stage(kept[1], begins):
+        known.setdefault(*kept)
+    num_before = 0  # batches before the last pass
+    latest: Positions = {}
+    if known:
+        latest = of_stage[max(of_stage)] if of_stage else known[max(known)]
+        num_before = _batches_before(latest)
+    if of_stage:
+        _check_corpus(recipe, latest)
+    since += num_before
     if step <= since:
         raise InputError(
             f"The text of this run begins anew after step {since:,}, with another order or other files: the documents"
             f" of step {step:,} cannot be found any more."
         )
-    if not candidates:
-        return since, {}
-    known, positions = max(candidates, key=lambda each: each[0])
+    of_pass = [number for number in known if number < step and _batches_before(known[number]) == num_before]
+    if not of_pass:
+        return since, {shard: (ShardPlace(**position["place"]).begun(), 0) for shard, position in latest.items()}
+    last = max(of_pass)
     places = {}
-    for shard, position in positions.items():
+    for shard, position in known[last].items():
         place = ShardPlace(**position["place"])
         places[shard] = (place, position.get("skip", 0))
-    return known, places
+    return last, places
 
 
-def _is_of_stage(positions: Mapping[int, Mapping[str, Any]], begins: int) -> bool:
+def _batches_before(positions: Positions) -> int:
+    """Returns the batches that a run had read before its last pass over files that had changed."""
+    return max(position["place"]["batches_before"] for position in positions.values())
+
+
+def _is_of_stage(positions: Positions, begins: int) -> bool:
     return all(position.get("stage", {}).get("begins", 0) == begins for position in positions.values())
 
 
-def _check_corpus(recipe: Recipe, positions: Mapping[int, Position]) -> None:
+def _check_corpus(recipe: Recipe, positions: Positions) -> None:
     """Raises InputError if the corpus is not the one that the run has read."""
     resumption = DataPositions(recipe).check(positions)
     if resumption.new_pass is not None:

@@ -129,6 +129,31 @@ def test_a_packed_row_is_given_when_its_first_example_is_old(monkeypatch: pytest
 
 
 @pytest.mark.core
+def test_a_packed_row_that_goes_for_its_age_as_another_one_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One example then gives two rows: from the place of the first one, the second one is the next."""
+    monkeypatch.setattr(packing, "MOST_EXAMPLES", 40)
+    spec = {"inputs": TOKENS, "targets": TOKENS}
+    random = np.random.default_rng(7)
+    made = []
+    for number in range(100):
+        sizes = (int(random.integers(1, 30)), int(random.integers(1, 12)))
+        if number % 37 == 0:
+            sizes = (47, 1)  # no other example has room beside it, and others are fuller on both sides together
+        pair = zip(spec, sizes, strict=True)
+        made.append({name: np.full(size, number + 1, np.int32) for name, size in pair})
+
+    def rows_from(place: Any) -> list[Item]:
+        return list(pack(Named(made, spec), {"inputs": 48, "targets": 48}).read(place))
+
+    items = rows_from(None)
+    whole = [plain(item) for item in items]
+    ages = [item.place["given"] for item in items]
+    assert any(one == other < len(made) for one, other in itertools.pairwise(ages))  # two rows of one example
+    for number, item in enumerate(items):
+        assert [plain(each) for each in rows_from(item.place)] == whole[number + 1 :], number
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("name", ["blocks", "cut", "flat_map", "map_groups", "shuffle", "mixed", "pack", "padded"])
 def test_the_documents_of_an_element_are_those_of_its_tokens(name: str) -> None:
     for item in CASES[name]().read():
@@ -203,6 +228,17 @@ def test_a_mixture_gives_all_of_its_parts() -> None:
     assert all(item.tasks == (item.value[0],) for item in items)
     first = [item.value[0] for item in items[10:1500]]
     assert first.count(2) / len(first) == pytest.approx(0.6, abs=0.04)  # of those two that go on
+
+
+@pytest.mark.core
+def test_each_part_of_a_mixture_goes_on_at_its_own_place_with_other_rates() -> None:
+    """Also where other parts have no rate now: no part is read on from the place of another one."""
+    parts = [Elements([(number, n) for n in range(60)], {}) for number in range(3)]
+    items = list(itertools.islice(Mixed(parts, [0.0, 0.5, 0.5], Draws(11)).read(), 40))
+    following = [item.value for item in Mixed(parts, [0.4, 0.0, 0.6], Draws(11)).read(items[-1].place)]
+    read = sum(item.value[0] == 2 for item in items)
+    assert [n for number, n in following if number == 0] == list(range(60))
+    assert [n for number, n in following if number == 2] == list(range(read, 60))
 
 
 def test_a_position_that_tensorflow_cannot_read_is_read_again(monkeypatch: pytest.MonkeyPatch, caplog) -> None:

@@ -1,6 +1,7 @@
 """The documents of any step of a run: from the places that it keeps, before and after its checkpoints."""
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,17 +16,17 @@ from limba.data.tasks import resolve_task
 from limba.inference.step_documents import documents_of_step
 from limba.run import train
 from limba.training import row_reader
-from limba.training.start import deal_of_run
+from limba.training.checkpoints.directory import position_item
+from limba.training.history import History
+from limba.training.start import deal_of_run, write_config
 from tests import tiny
 from tests.data.text_files import write
 
 
-@pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """A run of 8 steps, which keeps the places of every third and saves every fourth."""
-    monkeypatch.setattr(row_reader, "EVERY", 3)
+def config_of(tmp_path: Path) -> RunConfig:
+    """A run of 8 steps that saves every fourth."""
     texts = [f"{number} " + "word " * (number % 23) for number in range(400)]
-    config = RunConfig(
+    return RunConfig(
         model=tiny.model(vocab_size=384, num_encoder_layers=1, num_decoder_layers=1),
         data=DataConfig(
             "demo_span_corruption",
@@ -41,6 +42,13 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
         checkpoint=CheckpointConfig(every_steps=4, keep=1),
         evaluation=EvaluationConfig(every_steps=100),
     )
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """The run after its end; it has kept the places of every third step."""
+    monkeypatch.setattr(row_reader, "EVERY", 3)
+    config = config_of(tmp_path)
     train(config)
     return config
 
@@ -86,3 +94,61 @@ def test_what_cannot_be_found_is_said(config: RunConfig, tmp_path: Path) -> None
     write(tmp_path / "corpus.jsonl", texts[::-1])
     with pytest.raises(InputError, match=r"corpus.jsonl has changed since step 8: .* Restore the original files"):
         documents_of_step(config.model_dir, 5)
+
+
+class ReadRun:
+    """What a run reads and writes of its text, without a model: batches, data positions, and kept places."""
+
+    def __init__(self, config: RunConfig):
+        self.config = config
+        self.expected: dict[int, list[tuple]] = {}  # step -> its documents
+        self.history = History(config.model_dir)
+        Path(config.model_dir).mkdir()
+        write_config(config, "")
+
+    def read(self, first: int, last: int, positions: dict, keep: int, save: int) -> dict:
+        """Reads the batches of some steps from the positions on; returns the positions of the step that it saves."""
+        data = self.config.data
+        task = resolve_task(data)
+        lengths = derive_lengths(task, data.task_feature_lengths)
+        deal = deal_of_run(self.config, task, lengths)
+        saved = {}
+        with contextlib.closing(open_stream(task, lengths, data, range(2), deal)) as stream:
+            stream.begin(first - 1, positions or None)
+            for step in range(first, last + 1):
+                next(stream)
+                documents = stream.documents()
+                self.expected[step] = [
+                    (shard, row, [(one.unit, one.row, one.text) for one in documents.of_row(shard, row)])
+                    for shard in range(2)
+                    for row in range(4)
+                ]
+                if step == keep:
+                    self.history.add(step, stream.positions())
+                if step == save:
+                    saved = stream.positions()
+                    self.save(step, saved)
+        return saved
+
+    def save(self, step: int, positions: dict) -> None:
+        self.history.write(step)
+        folder = Path(self.config.model_dir, "checkpoints", str(step))
+        for name in ("data/metadata", "state/manifest.ocdbt"):
+            (folder / name).parent.mkdir(parents=True)
+        (folder / "state" / "manifest.ocdbt").touch()
+        (folder / "data" / "metadata").write_text(json.dumps(position_item(self.config.data, positions)))
+
+
+@pytest.mark.parametrize("keep", [3, 6])
+def test_the_documents_after_a_change_of_the_corpus_are_those_of_the_files_of_now(tmp_path: Path, keep: int) -> None:
+    """Though older checkpoints, and older places that were kept, are of the files before."""
+    config = config_of(tmp_path)
+    run = ReadRun(dataclasses.replace(config, data=dataclasses.replace(config.data, on_changed_corpus="new_epoch")))
+    before = run.read(1, 5, {}, keep, save=4)
+    texts = [json.loads(line)["text"] for line in (tmp_path / "corpus.jsonl").read_text().splitlines()]
+    write(tmp_path / "corpus.jsonl", [f"new {text}" for text in texts])
+    run.read(5, 10, before, keep, save=8)
+    for step in range(5, 11):
+        assert names_of(documents_of_step(config.model_dir, step)) == run.expected[step], step
+    with pytest.raises(InputError, match="begins anew after step 4, with another order or other files"):
+        documents_of_step(config.model_dir, 4)

@@ -34,8 +34,8 @@ FETCHED_ROWS = 32  # rows that are made at once
 class ShardPlace(NamedTuple):
     """Where a shard is: the batches given so far, what was read for them, and the place of its rows.
 
-    `batches_before` are those of passes over other files than now. `epochs` and `tokens` are by task; tokens are
-    counted in a mixture. `marks` are, of each source of others that is dealt, the number of documents that were taken
+    `batches_before` and `tokens_before` are those of passes over other files than now. `epochs` and `tokens` are by
+    task; tokens are counted in a mixture. `marks` are, of each source of others that is dealt, the number of documents that were taken
     and their checksum.
     """
 
@@ -46,6 +46,7 @@ class ShardPlace(NamedTuple):
     tokens: Mapping[str, int]
     rows: Place
     marks: Mapping[str, Sequence[int]] = {}
+    tokens_before: Mapping[str, int] = {}
 
     @staticmethod
     def beginning() -> ShardPlace:
@@ -54,7 +55,19 @@ class ShardPlace(NamedTuple):
     @staticmethod
     def of_pass(first_epochs: FirstEpochs, before: ShardPlace) -> ShardPlace:
         """Returns the beginning of a pass over other files, from these epochs on."""
-        return ShardPlace(before.batch, before.batch, first_epochs, first_epochs, before.tokens, None)
+        return ShardPlace(
+            batch=before.batch,
+            batches_before=before.batch,
+            first_epochs=first_epochs,
+            epochs=first_epochs,
+            tokens=before.tokens,
+            rows=None,
+            tokens_before=before.tokens,
+        )
+
+    def begun(self) -> ShardPlace:
+        """Returns the beginning of the pass, for a shard that is read again up to this place."""
+        return self._replace(batch=self.batches_before, tokens=self.tokens_before, rows=None)
 
 
 class Made(NamedTuple):

@@ -222,7 +222,7 @@ class TrainStream(Stream):
                 place, skip = ShardPlace.of_pass(resumption.new_pass, place._replace(batch=saved.batch)), 0
             elif not self._recipe.is_exact:  # it is read again from the beginning
                 skip = saved.batch - place.batches_before
-                place = place._replace(batch=place.batches_before)
+                place = place.begun()
             following = Ahead(shard, place, self._pool)
             aheads.append(following)
             passing.append(following.pass_over(skip))

@@ -111,6 +111,31 @@ def test_rows_do_not_depend_on_the_number_of_hosts_and_a_resumed_run_goes_on() -
     resumed.close()
 
 
+def test_the_tokens_of_a_mixture_are_counted_once_in_a_resumed_run() -> None:
+    """Though its text is read again from the beginning, since the source has no place."""
+
+    def mixture_of(*functions: Function) -> seqio.Mixture:
+        for number, function in enumerate(functions):
+            seqio.TaskRegistry.remove(f"counted_{number}")
+            seqio.TaskRegistry.add_provider(f"counted_{number}", task_of(function, name=f"counted_{number}"))
+        seqio.MixtureRegistry.remove("counted")
+        return seqio.MixtureRegistry.add("counted", [("counted_0", 1.0), ("counted_1", 3.0)])
+
+    config = config_of(num_data_shards=1, batch_size=8)
+    stream = open_stream(mixture_of(Function(), Function()), LENGTHS, config, [0])
+    batches(stream, 9)
+    positions = stream.positions()
+    batches(stream, 4)
+    expected = stream.tokens()
+    stream.close()
+    stream = open_stream(mixture_of(Function(), Function()), LENGTHS, config, [0])
+    stream.begin(9, positions)
+    batches(stream, 4)
+    assert stream.tokens() == expected
+    assert min(expected.values()) > 100
+    stream.close()
+
+
 class Another(Function):
     """The same function with one other text."""
 
