@@ -248,9 +248,15 @@ def clear_unfinished(directory: epath.Path) -> None:
 
 
 def clear_step(attempt: Attempt) -> None:
-    """Removes what a failed attempt has left under names of its own, so that it may be called without the lease."""
+    """Removes what a failed attempt has left under names of its own, so that it may be called without the lease.
+
+    In a bucket the answer to the commit itself may be lost: a step that is committed stays.
+    """
     with contextlib.suppress(Exception):
         if _is_bucket(attempt.directory):
+            listed = attempt.path / manifest.FILE
+            if listed.exists() and f".{attempt.name}/" in listed.read_text():
+                return
             for store in (attempt.path / "state").glob(f"{arrays.STORE}*.{attempt.name}"):
                 store.rmtree()
         elif attempt.path.exists():

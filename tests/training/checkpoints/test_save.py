@@ -502,6 +502,24 @@ def test_two_attempts_at_one_step_do_not_mix(in_bucket: bool, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("in_bucket", [False, True])
+def test_an_attempt_whose_commit_had_no_answer_leaves_its_step_whole(
+    in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt has failed for its process, which removed the arrays of a step that was there."""
+    if in_bucket:
+        monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
+    attempt = step_directory.new_attempt(epath.Path(tmp_path) / "checkpoints", 20)
+    data = {**position_item(states.DATA, {0: {"about": {}, "batch": 20}}), "notes": {"step": 20}}
+    step_directory.open_step(attempt, 0)
+    known = step_directory.write_own_arrays(attempt, arrays.take_snapshot(states.state(20)))
+    step_directory.commit_step(attempt, data, known, lambda: None)
+    step_directory.clear_step(attempt)
+    monkeypatch.undo()
+    with opened(tmp_path) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
+
+
+@pytest.mark.parametrize("in_bucket", [False, True])
 def test_a_step_is_not_committed_once_another_run_has_the_directory(
     in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
