@@ -181,34 +181,31 @@ class Opened:
     """The sources of seqio's that this process reads: those that cannot be divided are opened once for all shards."""
 
     def __init__(self) -> None:
-        self._undivided: dict[tuple[str, tuple[int, ...]], Undivided] = {}
+        self._undivided: dict[str, Undivided] = {}  # by the name of the task
 
-    def __contains__(self, key: tuple[str, tuple[int, ...]]) -> bool:
-        """Returns whether the source of (task, first epoch) is open, and is dealt to the shards."""
-        return key in self._undivided
+    def __contains__(self, task: str) -> bool:
+        """Returns whether the source of a task is open, and is dealt to the shards."""
+        return task in self._undivided
 
     def marks(self, shard: int) -> dict[str, Mark]:
         """Returns task -> what a shard has taken, of the sources that are dealt."""
-        found = {name: each.marks.get(shard) for (name, _), each in self._undivided.items()}
-        return {name: mark for name, mark in found.items() if mark is not None}
+        return {name: source.marks[shard] for name, source in self._undivided.items() if shard in source.marks}
 
     def expect(self, shard: int, marks: Mapping[str, Sequence[int]]) -> None:
         """Has the documents of a shard compared with those of these marks."""
-        for (name, _), undivided in self._undivided.items():
+        for name, undivided in self._undivided.items():
             if name in marks:
                 number, checksum = marks[name]
                 undivided.expect(shard, (number, checksum))
 
-    def documents(
-        self, task: Task, begun: tuple[int, ...], config: DataConfig, shard: int, seed: int, failure: Failure
-    ) -> OfTensorflow:
+    def documents(self, task: Task, config: DataConfig, shard: int, seed: int, failure: Failure) -> OfTensorflow:
         """Returns a shard's documents of a task's source: by the source's own shards where it has enough of them.
 
-        `begun` is the first epoch of a new pass, if it is one, and `seed` that of the source's order.
+        `seed` is that of the source's order.
         """
         import seqio
 
-        known = self._undivided.get((task.name, begun))
+        known = self._undivided.get(task.name)
         if known is not None:
             return known.documents(shard)
         split = config.train_split
@@ -223,7 +220,7 @@ class Opened:
             own = documents.shard(num_shards, shard).repeat(config.num_epochs)
             return OfTensorflow(own, failure=failure)
         undivided = Undivided(task.name, documents, config, failure)
-        self._undivided[task.name, begun] = undivided
+        self._undivided[task.name] = undivided
         return undivided.documents(shard)
 
 

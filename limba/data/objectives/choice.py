@@ -36,14 +36,27 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, draw
     As in seqio, those before the place of a cache get no lengths.
     """
     steps = list(task.preprocessors)
-    place = next((n for n, step in enumerate(steps) if type(step).__name__ == "CacheDatasetPlaceholder"), None)
-    if all(n == place or is_plain(own(step)) for n, step in enumerate(steps)):  # each border to TensorFlow is slow
+    place = _place_of_cache(task)
+    if is_without_tensorflow(task):  # each border to TensorFlow is slow
         steps = [own(step) for step in steps]
-    dataset, documents.draws = documents, draws
+    dataset = documents
+    dataset.draws = draws
     if place is not None:
         dataset = _applied(task, steps[:place], dataset, None)
         steps = steps[place + 1 :]
     return _applied(task, steps, dataset, lengths)
+
+
+def is_without_tensorflow(task: Task) -> bool:
+    """Returns whether all preprocessors of a task are run here: ours, and those of seqio's that we have too."""
+    place = _place_of_cache(task)
+    return all(number == place or is_plain(own(step)) for number, step in enumerate(task.preprocessors))
+
+
+def _place_of_cache(task: Task) -> int | None:
+    """Returns which of the preprocessors is the place of seqio's cache, which does nothing."""
+    names = [type(step).__name__ for step in task.preprocessors]
+    return names.index("CacheDatasetPlaceholder") if "CacheDatasetPlaceholder" in names else None
 
 
 def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[str, int] | None) -> Dataset:

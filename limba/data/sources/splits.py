@@ -522,13 +522,19 @@ class Splits:
         return dict(zip(self.keys, piece.split(columns.FIELD_SEPARATOR), strict=True))
 
     def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:
-        """Returns (name of the unit, number in it, text) of a document that `Documents` has read."""
+        """Returns (name of the unit, number in it, text) of a document that `Documents` has read.
+
+        Raises InputError where the file has no such document any more.
+        """
+        read_unit = self.units(split)[unit]
         before = 0
         for earlier in range(chunk):
-            before += len(self.read_whole(split, self.units(split)[unit], earlier) or ())
-        documents = self.read_whole(split, self.units(split)[unit], chunk) or []
+            before += len(self.read_whole(split, read_unit, earlier) or ())
+        documents = self.read_whole(split, read_unit, chunk) or []
         own = [place for place, text in enumerate(documents) if self.filtered(split, [text])]
-        return self.units(split)[unit].name, before + own[row], documents[own[row]]
+        if row >= len(own):
+            raise InputError(f"{read_unit.place} has fewer documents than when it was read; restore the original file.")
+        return read_unit.name, before + own[row], documents[own[row]]
 
 
 def _is_validation(text: bytes, percent: float) -> bool:

@@ -35,8 +35,8 @@ class ShardPlace(NamedTuple):
     """Where a shard is: the batches given so far, what was read for them, and the place of its rows.
 
     `batches_before` and `tokens_before` are those of passes over other files than now. `epochs` and `tokens` are by
-    task; tokens are counted in a mixture. `marks` are, of each source of others that is dealt, the number of documents that were taken
-    and their checksum.
+    task; tokens are counted in a mixture. `marks` are, of each source of others that is dealt, the number of documents
+    that were taken and their checksum.
     """
 
     batch: int
@@ -138,7 +138,6 @@ class Recipe:
         for the random choices of its preprocessors, such as masks.
         """
         config, deal = self.config, self.deal
-        begun = (first_epoch,) if first_epoch else ()
         draws = Draws(config.seed, part.name, shard, first_epoch)
         buffered = config.shuffle_buffer
         if source := self.sources.get(part.name):
@@ -149,8 +148,8 @@ class Recipe:
             documents = source.dataset(reading, counts, offset)
         else:
             seed = Draws(config.seed, part.name).seed_of_seqio(number=1)
-            documents = self._foreign_documents(part, shard, seed, begun)
-            buffered = buffered or self._buffer_of(part, begun)
+            documents = self._foreign_documents(part, shard, seed)
+            buffered = buffered or self._buffer_of(part)
         documents.rows_per_block = rows_per_block(len(self.parts))
         examples = examples_of(part, self.lengths, documents, draws)
         return examples.shuffle(buffered, draws) if config.shuffle and buffered else examples
@@ -160,22 +159,22 @@ class Recipe:
         """The sources that are opened once for all shards of this process."""
         return bridge.Opened()
 
-    def _buffer_of(self, part: Task, begun: tuple[int, ...]) -> int | None:
+    def _buffer_of(self, part: Task) -> int | None:
         """Returns the size of a shard's shuffle buffer that a task of seqio asks for.
 
         It is meant for one reading of the source. Shards that share one divide it too: else the first batch would wait
         until num_data_shards buffers are full.
         """
         size = part.shuffle_buffer_size
-        if size is None or (part.name, begun) not in self.opened:
+        if size is None or part.name not in self.opened:
             return size
         return -(-size // self.config.num_shards)
 
-    def _foreign_documents(self, part: Task, shard: int, seed: int, begun: tuple[int, ...]) -> Dataset:
+    def _foreign_documents(self, part: Task, shard: int, seed: int) -> Dataset:
         """Returns a shard's documents of a source that is not ours."""
         failure = functools.partial(failure_of_code, part)
         with user_code.of_task(part, advice_on(part)):
-            return self.opened.documents(part, begun, self.config, shard, seed, failure)
+            return self.opened.documents(part, self.config, shard, seed, failure)
 
 
 class Shard:
