@@ -90,7 +90,8 @@ def deal_of(
     `names` are the tasks that a resumed run deals evenly; None for a new one. Raises ConfigError for
     `max_examples` of a corpus without documents to choose, and InputError for bad files.
     """
-    counts, reasons = dict[str, Counts](), list[str]()
+    counts = dict[str, Counts]()
+    reasons = list[str]()
     sources = unit_sources(task) if has_exact_positions(task) else {}
     for part in parts_of(task):
         found = None if known is None else known.get(part.name)

@@ -75,7 +75,8 @@ class RowReader:
             self._step = int(state.step)
             stream.begin(self._step)
             return state, None
-        step, notes = int(restored.state.step), restored.notes
+        step = int(restored.state.step)
+        notes = restored.notes
         self._step = step
         anew = of_another_order(restored.positions, step)
         if not anew:

@@ -49,7 +49,9 @@ class Undivided:
     """
 
     def __init__(self, name: str, source: tf.data.Dataset, config: DataConfig, failure: Failure):
-        self.name, self.num_shards, self.num_epochs = name, config.num_shards, config.num_epochs
+        self.name = name
+        self.num_shards = config.num_shards
+        self.num_epochs = config.num_epochs
         self._failure_of = failure
         self._refuses_others = config.on_changed_corpus == "refuse"
         self._expected: dict[int, Mark] = {}  # shard -> what it had taken at the position that it resumes from
@@ -329,7 +331,8 @@ class _Waiting:
     def _fetch(self) -> None:
         if not self._files:
             self._first.extend(self._last)
-            self._num_bytes_first, self.num_bytes_last = self.num_bytes_last, 0
+            self._num_bytes_first = self.num_bytes_last
+            self.num_bytes_last = 0
             self._last = []
             return
         with self._files.popleft() as file:
@@ -346,10 +349,12 @@ class _Waiting:
             size += _num_bytes(row)
             if size >= BYTES_A_FILE:
                 self._files.append(_file_of(part))
-                part, size = [], 0
+                part = []
+                size = 0
         if part:
             self._files.append(_file_of(part))
-        self._last, self.num_bytes_last = [], 0
+        self._last = []
+        self.num_bytes_last = 0
 
     def close(self) -> None:
         for file in self._files:

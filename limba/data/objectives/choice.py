@@ -66,7 +66,8 @@ def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[s
             failure = functools.partial(user_code.failure_of, task)
             with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"), user_code.of_task(task):
                 applied = bridge.applied(list(group), dataset, arguments, failure)
-            applied.draws, applied.rows_per_block = dataset.draws, dataset.rows_per_block
+            applied.draws = dataset.draws
+            applied.rows_per_block = dataset.rows_per_block
             dataset = applied
             continue
         for step in group:
@@ -187,7 +188,8 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
     A language model reads a start before each example. Where an example is a document, the template of a folder for
     transformers gives it no other one.
     """
-    steps, names = [], [name for name, each in OBJECTIVES.items() if each.for_decoder]
+    steps = []
+    names = [name for name, each in OBJECTIVES.items() if each.for_decoder]
     begins = is_masked or isinstance(task.output_features["targets"].vocabulary, StreamVocabulary)
     is_document = packed and not is_masked and CAUSAL_LM in map(objective_of, task.preprocessors)
     for step in task.preprocessors:
