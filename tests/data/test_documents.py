@@ -165,7 +165,7 @@ def test_a_document_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", texts(count=40))
     assert FileSource(str(path), "text", 0.0).document("train", 0, 0, 39)[1] == 39
     write(path, texts(count=40)[:10])
-    with pytest.raises(InputError, match=r"a.txt, bytes 0 to [0-9]+, has fewer documents than when it was read"):
+    with pytest.raises(InputError, match=r"a.txt\[0:[0-9]+\] has fewer documents than when it was read"):
         FileSource(str(path), "text", 0.0).document("train", 0, 0, 39)
 
 

@@ -547,7 +547,7 @@ class Splits:
         documents = self.read_whole(split, read_unit, chunk) or []
         own = [place for place, text in enumerate(documents) if self.filtered(split, [text])]
         if row >= len(own):
-            raise InputError(f"{read_unit.place} has fewer documents than when it was read; restore the original file.")
+            raise InputError(f"{read_unit.name} has fewer documents than when it was read; restore the original file.")
         return read_unit.name, before + own[row], documents[own[row]]
 
 
