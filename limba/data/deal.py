@@ -17,7 +17,6 @@ from limba.data.draws import Draws
 from limba.data.objectives.choice import examples_of
 from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Counts
-from limba.data.sources.readers import CHUNK_BYTES, chunk_bytes
 from limba.data.tasks import Provider, has_exact_positions, parts_of, unit_sources
 
 VERSION = 2  # of how counted documents are dealt; part of the format of data positions
@@ -68,10 +67,7 @@ def corpora_of(task: Provider, config: DataConfig) -> str:
     facts = []
     for source in unit_sources(task).values():
         marks = [(mark.size, mark.content or mark.path) for mark in source.marks(config.train_split)]
-        fact = (marks, source.columns, source.carved_percent(config.train_split))
-        # The counts are of chunks. Those of the usual size are not named: versions before 0.3 had no others.
-        size = chunk_bytes(source.num_tasks)
-        facts.append(fact if size == CHUNK_BYTES else (*fact, size))
+        facts.append((marks, source.columns, source.carved_percent(config.train_split), source.num_tasks))
     text = repr((VERSION, task.name, config.train_split, config.max_examples, facts))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -23,7 +23,7 @@ from limba.storage import manifest
 from limba.storage.failures import short_reason
 from limba.storage.files import read_bytes
 
-_PARAMETERS = "params/"
+PARAMETERS = "params/"
 LAST_FORMAT_IN_TEXT = 5  # of data positions: from 6 on they are JSON
 AVERAGE = re.compile(r"^opt_state/\d+/average/(.+)$")  # names the averaged parameter
 
@@ -166,8 +166,8 @@ class LimbaCheckpoint(Arrays):
         self.has_average = bool(averages)
         array_of: dict[str, str] = {}  # a parameter -> the array that is read for it
         for name in self.tree:
-            if name.startswith(_PARAMETERS):
-                parameter = name.removeprefix(_PARAMETERS)
+            if name.startswith(PARAMETERS):
+                parameter = name.removeprefix(PARAMETERS)
                 array_of[parameter] = averages.get(parameter, name) if average else name
         self.tree.check_whole([*array_of.values()])
         layers_by_name: dict[str, Stored] = {}

@@ -146,8 +146,10 @@ def look_at(path: str) -> Opened | None:
         best = limba_checkpoint.checkpoints_of(root / "best")
         return Opened(path, root, own_steps, LIMBA, best[max(best)] if best else None)
     if t5x.is_t5x(root):
-        step = t5x.open_checkpoint(root).step
-        return Opened(path, root.parent, {step: root}, T5X, is_checkpoint=True)
+        tree = t5x.open_checkpoint(root)
+        if t5x.STEP not in tree.stored:
+            raise _without_step(path, tree)
+        return Opened(path, root.parent, {tree.step: root}, T5X, is_checkpoint=True)
     t5x_steps = t5x.checkpoints_of(root)
     if t5x_steps:
         return Opened(path, root, t5x_steps, T5X)
@@ -264,6 +266,16 @@ def _check_form(path: str) -> None:
         f"{path} is a checkpoint of Mesh TensorFlow, which is not read; Google's models are also there for T5X: give a"
         f" folder such as gs://t5-data/pretrained_models/{there}."
     )
+
+
+def _without_step(path: str, names: Iterable[str]) -> InputError:
+    """Returns the error for a checkpoint of these arrays, among which there is no step of T5X's."""
+    if any(name.startswith(limba_checkpoint.PARAMETERS) for name in names):
+        return NoModelError(
+            f"{path} has the files of a Limba checkpoint, but not its name: a run has set it aside or has not finished"
+            " it, or it is a copy; give the run, or one of its checkpoints/<step>."
+        )
+    return NoModelError(f"{path} is not a whole T5X checkpoint: it has no {t5x.STEP}; copy it again.")
 
 
 def _without_model(path: str) -> InputError:

@@ -26,6 +26,7 @@ from limba.storage import lease
 from limba.storage.files import key_value_store, read_bytes
 
 FORMAT_VERSION = 3
+STEP = "state/step"
 _STEP = re.compile(r"checkpoint_(\d+)")
 _SCANNED = re.compile(r"(encoder|decoder)/\1/")
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
@@ -100,7 +101,7 @@ class StoredTree(Arrays):
 
     @property
     def step(self) -> int:
-        return int(np.asarray(self["state/step"]))
+        return int(np.asarray(self[STEP]))
 
 
 def own_name(name: str) -> str:
@@ -305,11 +306,11 @@ def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str)
 
     The step, the factored averages and the placeholders for unused averages stand in the index themselves.
     """
-    if name == "state/step":
+    if name == STEP:
         array = np.asarray(array, np.int32)
     elif name.startswith("target/"):
         array = array.astype(numpy_dtype(dtype))
-    if name.startswith("state/") and (name == "state/step" or "/v_" in name or array.shape == (1,)):
+    if name.startswith("state/") and (name == STEP or "/v_" in name or array.shape == (1,)):
         return array
     return _write_zarr(directory, name.replace("/", "."), array)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from etils import epath
 
-from limba.config import InputError, RunConfig
+from limba.config import InputError, RunConfig, reason_of
 from limba.data.objectives import derive_lengths
 from limba.data.stream.names import BatchDocuments, NamedDocument
 from limba.data.stream.positions import DataPositions, Position, of_another_order
@@ -105,8 +105,14 @@ def _places_before(
     since = begins  # the text has been read in the present order since this step
     of_stage: dict[int, Positions] = {}  # step of a checkpoint -> its positions
     for saved_step, path in limba_checkpoint.checkpoints_of(resolved(directory)).items():
-        data = limba_checkpoint.read_data(path)
-        positions = limba_checkpoint.positions_of(data)
+        try:
+            data = limba_checkpoint.read_data(path)
+            positions = limba_checkpoint.positions_of(data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"The data position in {path} cannot be read ({reason_of(error)}); the run itself puts such a"
+                " checkpoint aside when it resumes."
+            ) from error
         if of_another_order(positions, saved_step):
             since = max(since, saved_step)
             continue

@@ -244,11 +244,12 @@ class LocalPlace(Place):
     def _clear_aside(self) -> None:
         """Removes the files of earlier holders that a process has renamed, which was killed before it removed them."""
         path = Path(self._path)
+        beginning = f"{path.name}."
         with contextlib.suppress(OSError, InputError):
             for aside in path.parent.iterdir():
-                ending = aside.name.removeprefix(f"{path.name}.")
+                ending = aside.name.removeprefix(beginning)
+                is_aside = aside.name.startswith(beginning) and ASIDE.fullmatch(ending) is not None
                 # Our own is there for the moment in which another process finds that it is not the one it has watched.
-                is_aside = ASIDE.fullmatch(ending) is not None
                 if is_aside and not self._is_ours(_look_at(str(aside), SoftFileLease(aside))):
                     aside.unlink(missing_ok=True)
 

@@ -97,7 +97,7 @@ def kept_before(model_dir: str, step: int) -> tuple[int, dict[int, dict[str, Any
         path = folder / f"{number}.json.gz"
         try:
             kept = {int(each): places for each, places in json.loads(gzip.decompress(read_bytes(path))).items()}
-        except (OSError, EOFError, ValueError, AttributeError) as error:
+        except (OSError, EOFError, ValueError, AttributeError, zlib.error) as error:
             raise InputError(f"{path} cannot be read ({reason_of(error)}); restore it, or remove it.") from error
         before = [each for each in kept if each < step]
         if before:

@@ -128,12 +128,14 @@ def test_choices_of_a_mixture_follow_the_rates() -> None:
 
 
 def test_a_mixture_goes_on_from_any_example() -> None:
-    parts = [Elements([(part, n) for n in range(3000)], {}) for part in range(3)]
+    """Also where the next choices are drawn, each of which may be that of before by chance."""
+    parts = [Elements([(part, n) for n in range(9000)], {}) for part in range(3)]
     mixed = Mixed(parts, [0.2, 0.3, 0.5], Draws(1))
-    items = list(itertools.islice(mixed.read(), 3000))
-    for number in (0, CHOICES - 2, CHOICES - 1, CHOICES, 2 * CHOICES + 5):
-        resumed = itertools.islice(mixed.read(items[number].place), 400)
-        assert [item.value for item in resumed] == [item.value for item in items[number + 1 : number + 401]]
+    items = list(itertools.islice(mixed.read(), 10 * CHOICES + 30))
+    borders = [CHOICES * group + near for group in range(1, 11) for near in (-3, -2, -1, 0)]
+    for number in (0, *borders, 2 * CHOICES + 5):
+        resumed = itertools.islice(mixed.read(items[number].place), 20)
+        assert [item.value for item in resumed] == [item.value for item in items[number + 1 : number + 21]]
 
 
 def test_words_are_not_shared() -> None:

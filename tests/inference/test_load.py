@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import limba
-from limba.config import DataConfig, InputError, RunConfig, plain
+from limba.config import DataConfig, InputError, NoModelError, RunConfig, plain
 from limba.data.packing import model_features
 from limba.export.huggingface import import_folder
 from limba.formats import t5x
@@ -210,6 +210,17 @@ def test_what_is_no_model_is_said(run: Path, tmp_path: Path) -> None:
         limba.load(damaged)
     with pytest.raises(AttributeError, match="it has load"):
         limba.lod  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["9.broken", "9.replaced", "9.0123456789abcdef.unfinished", "copy"])
+def test_a_step_under_another_name_is_said(name: str, run: Path, tmp_path: Path) -> None:
+    """It was taken for a checkpoint of T5X without a step, which was a traceback."""
+    step = Path(shutil.copytree(run / "checkpoints" / "9", tmp_path / "run" / "checkpoints" / name))
+    sentence = rf"^{re.escape(str(step))} has the files of a Limba checkpoint, but not its name: .*/<step>\.$"
+    with pytest.raises(NoModelError, match=sentence):
+        limba.load(step)
+    with pytest.raises(NoModelError, match=r" is a run that holds no checkpoint yet; "):
+        limba.load(tmp_path / "run")
 
 
 def test_names_are_public_and_importing_them_loads_no_library(tmp_path: Path) -> None:

@@ -90,6 +90,18 @@ def test_what_cannot_be_found_is_said(config: RunConfig, tmp_path: Path) -> None
         documents_of_step(config.model_dir, 0)
     with pytest.raises(InputError, match=r"No row of step 5 is in .*skipped_batches.jsonl: give all rows"):
         documents_of_step(config.model_dir, 5, stood_out=True)
+    kept = Path(config.model_dir, "positions", "8.json.gz")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:12] + bytes([whole[12] ^ 255]) + whole[13:])  # which is no OSError of gzip's
+    with pytest.raises(InputError, match=r"^\S+/positions/8\.json\.gz cannot be read \(.*\); restore it, or "):
+        documents_of_step(config.model_dir, 8)
+    kept.write_bytes(whole)
+    position = Path(config.model_dir, "checkpoints", "8", "data", "metadata")
+    whole = position.read_bytes()
+    position.write_bytes(whole[:-9])
+    with pytest.raises(InputError, match=r"^The data position in \S+/checkpoints/8 cannot be read \("):
+        documents_of_step(config.model_dir, 5)
+    position.write_bytes(whole)
     texts = [json.loads(line)["text"] for line in (tmp_path / "corpus.jsonl").read_text().splitlines()]
     write(tmp_path / "corpus.jsonl", texts[::-1])
     with pytest.raises(InputError, match=r"corpus.jsonl has changed since step 8: .* Restore the original files"):

@@ -141,11 +141,13 @@ def test_a_stopped_process_of_this_host_still_holds_and_a_killed_one_does_not(
 def test_what_a_process_left_that_was_killed_while_it_took_over_is_removed(tmp_path: Path) -> None:
     aside = tmp_path / f"{FILE}.{'0123456789abcdef'}"
     put(aside, of_another_machine())
-    (tmp_path / f"{FILE}.txt").write_text("a user's")
+    of_the_user = {f"{FILE}.txt", "fedcba9876543210"}  # a name that says nothing of a lease was taken for one's ending
+    for name in of_the_user:
+        (tmp_path / name).write_text("a user's")
     with held(str(tmp_path)) as mine:
         assert not aside.exists()
         mine.confirm()
-    assert [path.name for path in tmp_path.iterdir()] == [f"{FILE}.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == of_the_user
 
 
 def test_a_process_that_has_the_number_of_a_dead_one_holds_nothing(tmp_path: Path, capsys) -> None:

@@ -261,8 +261,9 @@ def _obstacle(config: ModelConfig, device: Any) -> str:
     needed = pallas_gpu.shared_kib(capability, jnp.dtype(config.dtype).itemsize, config.head_dim)
     there = SHARED_KIB.get(capability, min(SHARED_KIB.values()))
     if needed > there:
+        has = "has" if capability in SHARED_KIB else "is not known to have more than"
         return (
             f"needs {needed:g} KiB of shared memory for heads of {config.head_dim} in {config.dtype}, and"
-            f" {device.device_kind} has {there}"
+            f" {device.device_kind} {has} {there}"
         )
     return ""

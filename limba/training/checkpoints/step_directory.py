@@ -152,7 +152,8 @@ def _take_name(work: epath.Path, final: epath.Path) -> None:
     has_replaced = final.exists()
     if has_replaced:
         if replaced.exists():
-            replaced.rmtree()
+            with contextlib.suppress(OSError):
+                _remove_folder(replaced)
         final.rename(replaced)  # a start after a kill gives it its name back: `restore_replaced`
     try:
         work.rename(final)
@@ -163,7 +164,7 @@ def _take_name(work: epath.Path, final: epath.Path) -> None:
     _sync(str(final.parent))
     if has_replaced:  # only now, since this may take a while
         with contextlib.suppress(OSError):  # the next start removes it
-            replaced.rmtree()
+            _remove_folder(replaced)
 
 
 def restore_replaced(directory: epath.Path) -> None:
@@ -178,7 +179,7 @@ def restore_replaced(directory: epath.Path) -> None:
             replaced.rename(final)
         else:
             with contextlib.suppress(OSError):
-                replaced.rmtree()
+                _remove_folder(replaced)
 
 
 def copy_step(path: epath.Path, directory: epath.Path, may_commit: Callable[[], None]) -> None:
@@ -204,11 +205,14 @@ def remove_step(directory: epath.Path, step: int) -> None:
     if _is_bucket(directory):
         _remove_files(directory / str(step))
     else:
-        removed = directory / f"{step}.removed{UNFINISHED}"
-        if removed.exists():
-            removed.rmtree()
-        (directory / str(step)).rename(removed)
-        removed.rmtree()
+        _remove_folder(directory / str(step))
+
+
+def _remove_folder(path: epath.Path) -> None:
+    """Removes a folder on a file system: first its name, so that what cannot be removed is never a step again."""
+    removed = path.with_name(f"{path.name}.{secrets.token_hex(8)}.removed{UNFINISHED}")
+    path.rename(removed)
+    removed.rmtree()
 
 
 def _remove_files(path: epath.Path) -> None:
@@ -248,9 +252,15 @@ def clear_unfinished(directory: epath.Path) -> None:
 
 
 def clear_step(attempt: Attempt) -> None:
-    """Removes what a failed attempt has left under names of its own, so that it may be called without the lease."""
+    """Removes what a failed attempt has left under names of its own, so that it may be called without the lease.
+
+    In a bucket the answer to the commit itself may be lost: a step that is committed stays.
+    """
     with contextlib.suppress(Exception):
         if _is_bucket(attempt.directory):
+            listed = attempt.path / manifest.FILE
+            if listed.exists() and f".{attempt.name}/" in listed.read_text():
+                return
             for store in (attempt.path / "state").glob(f"{arrays.STORE}*.{attempt.name}"):
                 store.rmtree()
         elif attempt.path.exists():

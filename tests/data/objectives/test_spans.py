@@ -141,6 +141,8 @@ def test_rows_are_those_of_their_masks(length: int, end: int | None) -> None:
         noise, number = spans.num_noise(length, density, mean)
         number = min(number, max(length, 2) - noise)  # of a stream's last row: 3 tokens of density 0.5 have one of text
         assert [draw.shape for draw in draws] == [(5, noise - 1), (5, max(length, 2) - noise - 1)]
+        drawn = np.concatenate(draws, axis=1)
+        assert len(np.unique(drawn)) == drawn.size  # none for both noise and text
         masks = spans.random_spans_noise_mask(length, draws, density, mean)
         assert masks.shape == (5, length)
         if length > 2:

@@ -1,11 +1,13 @@
 """In an epoch every document comes once, in one shard; the order is a function of the seed; positions are exact."""
 
 import contextlib
+import gzip
 import itertools
 import json
 import time
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -16,6 +18,7 @@ import seqio
 from limba.config import InputError
 from limba.data.dataset import Dataset
 from limba.data.sources import ArrayRecordSource, FileSource, HubSource, readers, splits
+from limba.data.sources.order import Reading
 from tests.data.text_files import TEXTS, write, write_three_records
 
 NO_VALIDATION = 0.0
@@ -43,6 +46,30 @@ def source(request, tmp_path, monkeypatch):
 
 def texts(dataset: Iterable[Any], count: int | None = None) -> list[str]:
     return [example["text"].decode() for example in itertools.islice(dataset, count)]
+
+
+@pytest.mark.parametrize("is_counted", [False, True], ids=["whole units", "dealt"])
+def test_each_chunk_of_each_unit_has_an_order_of_its_own_in_each_epoch(
+    is_counted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 500)
+    for name in ("a", "b"):  # two units of three chunks of 50 documents
+        lines = "".join(f"{name} {number:08}\n" for number in range(150))
+        (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(lines.encode()))
+    source = FileSource(f"{tmp_path}/*.txt.gz", validation_percent=NO_VALIDATION)
+    counts = source.count("train") if is_counted else None
+    found = texts(source.dataset(Reading("train", 0, 1, 7, True, 2, name="task"), counts))
+    orders = []
+    for start in (0, 300):  # of each epoch
+        for name in ("a", "b"):
+            numbers = [int(text[2:]) for text in found[start : start + 300] if text[0] == name]
+            assert sorted(numbers) == list(range(150))
+            chunks = [numbers[first : first + 50] for first in (0, 50, 100)]
+            assert [sorted(chunk) for chunk in chunks] == [list(range(first, first + 50)) for first in (0, 50, 100)]
+            orders += [tuple(number % 50 for number in chunk) for chunk in chunks]
+    assert len(set(orders)) == len(orders) == 12
+    other = texts(source.dataset(Reading("train", 0, 1, 7, True, 2, name="another task"), counts))
+    assert sorted(other) == sorted(found) and other != found
 
 
 @pytest.mark.parametrize(

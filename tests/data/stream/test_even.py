@@ -20,12 +20,11 @@ import tasks.demo
 import tasks.text_to_text  # noqa: F401  registers text_to_text
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.dataset import Dataset
-from limba.data.deal import Deal, corpora_of, deal_of
+from limba.data.deal import Deal, deal_of
 from limba.data.objectives import SUPERVISED, derive_lengths
 from limba.data.sources.order import Reading, shares
-from limba.data.sources.remote import ReadPolicy
 from limba.data.stream.stages import open_stream
-from limba.data.tasks import parts_of, resolve_task, source_of_files
+from limba.data.tasks import resolve_task, source_of_files
 from tests.data.text_files import FORMATS, write
 
 CONFIG = DataConfig(
@@ -328,16 +327,3 @@ def test_reader_processes_deal_alike(pairs: Path) -> None:
 def test_a_first_number_must_be_whole() -> None:
     with pytest.raises(ConfigError, match="DataConfig.max_examples is 0; give"):
         dataclasses.replace(CONFIG, max_examples=0)
-
-
-def test_counts_of_chunks_of_another_size_are_not_taken(tmp_path: Path) -> None:
-    """In a mixture of many tasks chunks are smaller: with the counts of larger ones, text would be left out."""
-    path = write(tmp_path / "a.txt", ["text"] * 9)
-    config = dataclasses.replace(CONFIG, data_files=str(path), column="text")
-    (task,) = parts_of(resolve_task(dataclasses.replace(config, mixture_or_task_name="demo_span_corruption")))
-
-    def digest(num_tasks: int) -> str:
-        return corpora_of(task.replace(source=task.source.read_by(ReadPolicy(num_tasks=num_tasks))), config)
-
-    assert digest(1) == digest(2) == digest(16)
-    assert len({digest(1), digest(17), digest(64)}) == 3

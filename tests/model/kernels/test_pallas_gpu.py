@@ -302,5 +302,8 @@ def test_a_card_without_enough_shared_memory_takes_the_einsum_and_says_so(monkey
         "Attention is computed by the einsum: the Pallas kernel needs 97 KiB of shared memory for heads of 128 in"
         " float32, and a card has 64."
     )
+    pretend(monkeypatch, "13.0")  # a card of the future, of which nothing is written down
+    newer = choose.unfit(tiny.model(head_dim=128, dtype="bfloat16"), choose.device_of(mesh))
+    assert newer.endswith(" for heads of 128 in bfloat16, and a card is not known to have more than 64."), newer
     odd = choose.unfit(tiny.model(head_dim=48), card)
     assert odd.endswith("takes heads of 16, 32, 64, 128, and ModelConfig.head_dim is 48.")

@@ -323,6 +323,30 @@ def test_a_step_that_is_there_already_is_replaced(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, restored.state, states.state(21))
 
 
+def test_what_is_left_of_a_replaced_step_is_never_that_step_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where a folder stays whose file a reader has open. Later the guard went back to before that step."""
+    states.save(tmp_path, 10, 20)
+    kind = type(epath.Path(tmp_path))
+    rmtree = kind.rmtree
+
+    def refusing(path: epath.Path, **choices: bool) -> None:
+        if ".replaced" in path.name:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        rmtree(path, **choices)
+
+    with opened(tmp_path) as checkpoints:
+        monkeypatch.setattr(kind, "rmtree", refusing)
+        checkpoints.save(20, states.state(21), {0: {"about": {}, "batch": 20}}, {"step": 20})
+        checkpoints.wait()
+        monkeypatch.setattr(kind, "rmtree", rmtree)
+        step_directory.set_aside(checkpoints.directory / "20", "rewound")
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [10]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20.rewound"]
+
+
 # Commits a step over one of the same number, in a process that is killed before its first change of a file or name, and
 # in one that is killed before its second, and so on. Prints which of the two a new start finds each time.
 REPLACING = """
@@ -496,6 +520,24 @@ def test_two_attempts_at_one_step_do_not_mix(in_bucket: bool, tmp_path: Path, mo
     step_directory.clear_step(late)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["20"]
     assert not list((tmp_path / "checkpoints").rglob(f"*{late.name}*"))
+    monkeypatch.undo()
+    with opened(tmp_path) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
+
+
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_an_attempt_whose_commit_had_no_answer_leaves_its_step_whole(
+    in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt has failed for its process, which removed the arrays of a step that was there."""
+    if in_bucket:
+        monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
+    attempt = step_directory.new_attempt(epath.Path(tmp_path) / "checkpoints", 20)
+    data = {**position_item(states.DATA, {0: {"about": {}, "batch": 20}}), "notes": {"step": 20}}
+    step_directory.open_step(attempt, 0)
+    known = step_directory.write_own_arrays(attempt, arrays.take_snapshot(states.state(20)))
+    step_directory.commit_step(attempt, data, known, lambda: None)
+    step_directory.clear_step(attempt)
     monkeypatch.undo()
     with opened(tmp_path) as checkpoints:
         states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
