@@ -42,7 +42,8 @@ class Spec(NamedTuple):
     shape: tuple[int | None, ...] = ()
 
 
-TEXT, TOKENS = Spec("string"), Spec("int32", (None,))
+TEXT = Spec("string")
+TOKENS = Spec("int32", (None,))
 
 
 class Document(NamedTuple):
@@ -83,7 +84,8 @@ class Dataset(abc.ABC, Generic[T]):
     """
 
     def __init__(self, spec: Mapping[str, Spec], cardinality: int | None = None):
-        self.spec, self.cardinality = dict(spec), cardinality
+        self.spec = dict(spec)
+        self.cardinality = cardinality
         self.draws = Draws(seed=0)
         self.rows_per_block = rows_per_block(num_tasks=1)
 
@@ -145,11 +147,11 @@ class Dataset(abc.ABC, Generic[T]):
         """
 
         def parts(item: Item[Any], number: int) -> list[Item[U]]:
-            found = function(item.value["targets"], item.ends, number)
-            slices = _documents_of_parts(_ends_of(item), [stop for _, stop in found])
+            cuts = function(item.value["targets"], item.ends, number)
+            slices = _documents_of_parts(_ends_of(item), [stop for _, stop in cuts])
             return [
                 Item(value, item.documents[own], None, None, item.tasks)
-                for (value, _), own in zip(found, slices, strict=True)
+                for (value, _), own in zip(cuts, slices, strict=True)
             ]
 
         return _FlatMapped(self, parts, spec)
@@ -164,7 +166,8 @@ class Derived(Dataset[U], Generic[T, U]):
 
     def __init__(self, parent: Dataset[T], spec: Mapping[str, Spec] | None = None, cardinality: int | None = None):
         super().__init__(parent.spec if spec is None else spec, cardinality)
-        self.draws, self.rows_per_block = parent.draws, parent.rows_per_block
+        self.draws = parent.draws
+        self.rows_per_block = parent.rows_per_block
         self._parent = parent
 
 
@@ -245,7 +248,8 @@ class _Mapped(Derived[T, U]):
 class _Batched(Derived[T, list[T]]):
     def __init__(self, parent: Dataset[T], size: int, drop_remainder: bool):
         super().__init__(parent)
-        self._size, self._drop_remainder = size, drop_remainder
+        self._size = size
+        self._drop_remainder = drop_remainder
 
     def read(self, place: Place = None) -> Iterator[Item[list[T]]]:
         for group in _groups(self._parent.read(place), self._size):
@@ -257,7 +261,8 @@ class _Batched(Derived[T, list[T]]):
 class _Tokenized(Derived[T, Vector]):
     def __init__(self, parent: Dataset[T], tokenize: Callable[[list[T]], Sequence[np.ndarray]], size: int):
         super().__init__(parent, {"targets": TOKENS})
-        self._tokenize, self._size = tokenize, size
+        self._tokenize = tokenize
+        self._size = size
 
     def read(self, place: Place = None) -> Iterator[Item[Vector]]:
         for group in _groups(self._parent.read(place), self._size):
@@ -286,12 +291,17 @@ class _FlatMapped(Derived[T, U]):
 
     def read(self, place: Place = None) -> Iterator[Item[U]]:
         begun = place or {"before": None, "number": 0, "given": 0}
-        before, number, given = begun["before"], begun["number"], begun["given"]
+        before = begun["before"]
+        number = begun["number"]
+        given = begun["given"]
         for item in self._parent.read(before):
-            parts, after = self._opened(item, number), item.place
+            parts = self._opened(item, number)
+            after = item.place
             del item  # its parts are enough, as long as they are given
             yield from _after(before, after, number, parts, given)
-            before, number, given = after, number + 1, 0
+            before = after
+            number += 1
+            given = 0
 
 
 class _MappedInGroups(Derived[T, U]):
@@ -303,18 +313,23 @@ class _MappedInGroups(Derived[T, U]):
         spec: Mapping[str, Spec] | None,
     ):
         super().__init__(parent, spec)
-        self._size, self._function = size, function
+        self._size = size
+        self._function = function
 
     def read(self, place: Place = None) -> Iterator[Item[U]]:
         begun = place or {"before": None, "number": 0, "given": 0}
-        before, number, given = begun["before"], begun["number"], begun["given"]
+        before = begun["before"]
+        number = begun["number"]
+        given = begun["given"]
         for group in _groups(self._parent.read(before), self._size):
             values = self._function([item.value for item in group], number)
             parts = [
                 Item(value, item.documents, None, None, item.tasks) for value, item in zip(values, group, strict=True)
             ]
             yield from _after(before, group[-1].place, number, parts, given)
-            before, number, given = group[-1].place, number + 1, 0
+            before = group[-1].place
+            number += 1
+            given = 0
 
 
 class _Blocks(Derived[Any, Vector]):
@@ -325,13 +340,15 @@ class _Blocks(Derived[Any, Vector]):
     def read(self, place: Place = None) -> Iterator[Item[Vector]]:
         """Yields the blocks; a place has that before the vector in which the next one begins, and the tokens used."""
         begun = place or {"before": None, "used": 0}
-        before, start = begun["before"], begun["used"]
+        before = begun["before"]
+        start = begun["used"]
         parts: list[np.ndarray] = []
         documents: list[Document] = []
         ends: list[np.ndarray] = []
         filled = 0  # tokens of the block
         for item in self._parent.read(before):
-            vector, ends_here = item.value["targets"], _ends_of(item)
+            vector = item.value["targets"]
+            ends_here = _ends_of(item)
             while start < len(vector):
                 stop = min(start + self._size - filled, len(vector))
                 (own,) = _documents_of_parts(ends_here, [stop], start)
@@ -344,8 +361,12 @@ class _Blocks(Derived[Any, Vector]):
                     is_used_up = stop == len(vector)
                     after = {"before": item.place if is_used_up else before, "used": 0 if is_used_up else stop}
                     yield Item({"targets": np.concatenate(parts)}, documents, after, np.concatenate(ends))
-                    parts, documents, ends, filled = [], [], [], 0
-            before, start = item.place, 0
+                    parts = []
+                    documents = []
+                    ends = []
+                    filled = 0
+            before = item.place
+            start = 0
         if filled:
             after = {"before": before, "used": 0}
             yield Item({"targets": np.concatenate(parts)}, documents, after, np.concatenate(ends))
@@ -360,11 +381,14 @@ class _Shuffled(Derived[T, T]):
 
     def __init__(self, parent: Dataset[T], size: int, draws: Draws):
         super().__init__(parent)
-        self._size, self._draws = size, draws
+        self._size = size
+        self._draws = draws
 
     def read(self, place: Place = None) -> Iterator[Item[T]]:
         begun = place or {"before": None, "window": 0, "given": 0}
-        before, number, given = begun["before"], begun["window"], begun["given"]
+        before = begun["before"]
+        number = begun["window"]
+        given = begun["given"]
         items = self._parent.read(before)
         window = list(itertools.islice(items, self._size))
         while window:
@@ -381,7 +405,9 @@ class _Shuffled(Derived[T, T]):
                 if not waiting:
                     place = {"before": after, "window": number + 1, "given": 0}
                 yield item._replace(place=place)
-            before, number, given = after, number + 1, 0
+            before = after
+            number += 1
+            given = 0
 
 
 def _groups(items: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -63,7 +63,7 @@ WHOLE_UNITS = Deal()
 
 
 def corpora_of(task: Provider, config: DataConfig) -> str:
-    """Returns a digest of what the counts depend on: files, columns, splits and the number of examples chosen."""
+    """Returns a digest of what the counts depend on: files, columns, splits, chunks and the examples chosen."""
     facts = []
     for source in unit_sources(task).values():
         marks = [(mark.size, mark.content or mark.path) for mark in source.marks(config.train_split)]
@@ -86,7 +86,8 @@ def deal_of(
     `names` are the tasks that a resumed run deals evenly; None for a new one. Raises ConfigError for
     `max_examples` of a corpus without documents to choose, and InputError for bad files.
     """
-    counts, reasons = dict[str, Counts](), list[str]()
+    counts = dict[str, Counts]()
+    reasons = list[str]()
     sources = unit_sources(task) if has_exact_positions(task) else {}
     for part in parts_of(task):
         found = None if known is None else known.get(part.name)

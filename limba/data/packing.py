@@ -45,13 +45,14 @@ def rows_of(dataset: Dataset, lengths: Mapping[str, int], packed: bool) -> tuple
 
 def matrices(examples: Sequence[Example], widths: Mapping[str, int], num_rows: int) -> dict[str, np.ndarray]:
     """Returns the features of `widths`, int32 [num_rows, L], truncated and zero-padded; missing rows are zeros."""
-    found = {}
+    features = {}
     for name, width in widths.items():
-        matrix = found[name] = np.zeros([num_rows, width], np.int32)
+        matrix = np.zeros([num_rows, width], np.int32)
         for row, example in zip(matrix, examples, strict=False):
             tokens = example[name][:width]
             row[: len(tokens)] = tokens
-    return found
+        features[name] = matrix
+    return features
 
 
 def batched(dataset: Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool, packed: bool) -> Dataset:
@@ -91,7 +92,8 @@ class _Open(NamedTuple):
 
 class _Packed(Derived):
     def __init__(self, parent: Dataset, lengths: Mapping[str, int]):
-        self._names, self._widths = list(lengths), np.array(list(lengths.values()))
+        self._names = list(lengths)
+        self._widths = np.array(list(lengths.values()))
         self._kinds = {part: width for name, width in lengths.items() for part in (name, f"{name}_segment_ids")}
         super().__init__(parent, {name: Spec("int32", (width,)) for name, width in self._kinds.items()})
 
@@ -105,7 +107,8 @@ class _Packed(Derived):
         row_of = {number: row for row, numbers in enumerate(begun["open"]) for number in numbers}
         rows: list[list[_Open]] = [[] for _ in range(OPEN_ROWS)]
         used = np.zeros([OPEN_ROWS, len(self._names)], np.int64)  # tokens of each open row
-        before, number = begun["before"], begun["first"]
+        before = begun["before"]
+        number = begun["first"]
 
         def put(row: int, example: _Open, sizes: np.ndarray) -> None:
             rows[row].append(example)
@@ -122,7 +125,8 @@ class _Packed(Derived):
             sizes = np.array([np.count_nonzero(vector) for vector in cut])  # some are padded already
             vectors = [vector[:size] for vector, size in zip(cut, sizes, strict=True)]
             example = _Open(number, before, item._replace(value=vectors))
-            before, number = item.place, number + 1
+            before = item.place
+            number += 1
             if example.number < begun["given"]:
                 if example.number in row_of:
                     put(row_of[example.number], example, sizes)
@@ -157,18 +161,18 @@ class _Packed(Derived):
         return {"before": first.before, "first": first.number, "given": number, "open": opened}
 
     def _row(self, examples: Sequence[_Open], place: Place) -> Item[dict[str, np.ndarray]]:
-        found = {name: np.zeros(width, np.int32) for name, width in self._kinds.items()}
+        features = {name: np.zeros(width, np.int32) for name, width in self._kinds.items()}
         for column, name in enumerate(self._names):
             start = 0
             for segment, example in enumerate(examples, 1):
                 vector = example.item.value[column]
                 stop = start + len(vector)
-                found[name][start:stop] = vector
-                found[f"{name}_segment_ids"][start:stop] = segment
+                features[name][start:stop] = vector
+                features[f"{name}_segment_ids"][start:stop] = segment
                 start = stop
         documents = [document for example in examples for document in example.item.documents]
         tasks = [task for example in examples for task in example.item.tasks]
-        return Item(found, documents, place, None, tasks)
+        return Item(features, documents, place, None, tasks)
 
 
 def _oldest(rows: Sequence[Sequence[_Open]]) -> int | None:

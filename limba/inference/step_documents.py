@@ -66,7 +66,7 @@ def documents_of_step(
         )
     rows_of_ledger = _rows_of_ledger(directory / FILE, step) if stood_out else None
     known, places = _places_before(str(directory), recipe, step, begins)
-    found = []
+    rows_of_step = []
     for shard in range(recipe.config.num_shards):
         place, skip = places.get(shard, (ShardPlace.beginning(), 0))
         reading = Shard(recipe, shard).read(place)
@@ -78,10 +78,10 @@ def documents_of_step(
         documents = BatchDocuments({shard: made.documents}, recipe)
         for row in range(len(made.documents)):
             if rows_of_ledger is None or (shard, row) in rows_of_ledger:
-                found.append(RowDocuments(shard, row, documents.of_row(shard, row)))
-    if not found:
+                rows_of_step.append(RowDocuments(shard, row, documents.of_row(shard, row)))
+    if not rows_of_step:
         raise InputError(f"There is no step {step}: the text of {model} ends before it.")
-    return found
+    return rows_of_step
 
 
 def _rows_of_ledger(path: epath.Path, step: int) -> set[tuple[int, int]]:

@@ -1,5 +1,6 @@
 """The rows of each step: where a run begins to read, and what it does when its corpus cannot be read any more."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from limba.formats.limba_checkpoint import Notes
 from limba.sharding.agreement import any_process, together
 from limba.sharding.preemption import stop_all
 from limba.training.checkpoints.directory import Checkpoints, Restored
-from limba.training.history import EVERY, History
+from limba.training.history import History
 from limba.training.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ class RowReader:
             self._step = int(state.step)
             stream.begin(self._step)
             return state, None
-        step, notes = int(restored.state.step), restored.notes
+        step = int(restored.state.step)
+        notes = restored.notes
         self._step = step
         anew = of_another_order(restored.positions, step)
         if not anew:
@@ -107,8 +109,9 @@ class RowReader:
         if self._has_epochs and not any_process(rows is not None):
             return None
         self._step += 1
-        if self._step % EVERY == 0:
-            self.history.add(self._step, self.stream.positions())
+        if self.history.is_due(self._step):
+            with contextlib.suppress(InputError, RestartError):  # the next save says it, in all processes
+                self.history.add(self._step, self.stream.positions())
         if rows is None:  # other processes still have rows
             return self.stream.empty()
         return rows

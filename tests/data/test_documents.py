@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import OBJECTIVES as NAMES
-from limba.config import DataConfig
+from limba.config import DataConfig, InputError
 from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives import (
     SUPERVISED,
@@ -150,6 +150,23 @@ def test_pairs_packed_or_one_a_row(pack: bool, tmp_path: Path) -> None:
     found = check(config_of(task, task_feature_lengths=lengths, vocabulary=None, pack=pack))
     assert all("\t" in each.text and each.unit.startswith(str(tmp_path)) for each in found)
     assert all(texts(1, 90)[each.row] == each.text.partition("\t")[0] for each in found)
+
+
+def test_preprocessors_of_seqio_that_are_run_here_are_exact(tmp_path: Path) -> None:
+    """With the place of a cache before them, as published tasks have it."""
+    source = FileSource(str(pairs(tmp_path / "pairs.jsonl")), {"inputs": "en", "targets": "ro"}, 0.0)
+    steps = (seqio.CacheDatasetPlaceholder(), seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)
+    task = register("poisoned_seqio", source, *steps)
+    check(config_of(task, task_feature_lengths={"inputs": 120, "targets": 40}, vocabulary=None), (1, 7))
+
+
+def test_a_document_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    """The guard names the documents of a bad batch, and the run goes on without them."""
+    path = write(tmp_path / "a.txt", texts(count=40))
+    assert FileSource(str(path), "text", 0.0).document("train", 0, 0, 39)[1] == 39
+    write(path, texts(count=40)[:10])
+    with pytest.raises(InputError, match=r"a.txt\[0:[0-9]+\] has fewer documents than when it was read"):
+        FileSource(str(path), "text", 0.0).document("train", 0, 0, 39)
 
 
 @preprocessor

@@ -56,7 +56,7 @@ def assert_same(one: Path, other: Path, step: int) -> None:
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name], err_msg=name)
     data = [json.loads((run / "checkpoints" / str(step) / "data" / "metadata").read_text()) for run in (one, other)]
-    for each in data:  # zip files with the time, and with as many prefetched rows as there were just then
+    for each in data:  # tests/data/test_streams.py compares what is read from them
         each.pop("positions")
     assert data[0] == data[1]
 

@@ -15,7 +15,7 @@ from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 from limba.inference.step_documents import documents_of_step
 from limba.run import train
-from limba.training import row_reader
+from limba.training import history
 from limba.training.checkpoints.directory import position_item
 from limba.training.history import History
 from limba.training.start import deal_of_run, write_config
@@ -47,7 +47,7 @@ def config_of(tmp_path: Path) -> RunConfig:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """The run after its end; it has kept the places of every third step."""
-    monkeypatch.setattr(row_reader, "EVERY", 3)
+    monkeypatch.setattr(history, "EVERY", 3)
     config = config_of(tmp_path)
     train(config)
     return config

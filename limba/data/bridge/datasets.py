@@ -79,7 +79,9 @@ class OfTensorflow(Dataset):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
         size = int(source.cardinality())
         super().__init__({n: _spec(each) for n, each in spec.items()}, None if size < 0 else size)
-        self.source, self.failure, self.entered = source, failure or (lambda error: None), entered
+        self.source = source
+        self.failure = failure or (lambda error: None)
+        self.entered = entered
         self.shared = shared
         self.leaves_in_blocks = bool(spec) and all(map(_can_be_padded, spec.values()))
 
@@ -102,7 +104,8 @@ class _OfTensorflow:
     """One reading of a data set of TensorFlow."""
 
     def __init__(self, dataset: OfTensorflow, place: Place):
-        self._dataset, self._entered = dataset, dataset.entered
+        self._dataset = dataset
+        self._entered = dataset.entered
         self.iterator: Iterator | None = None
         self.number = 0  # elements that have left TensorFlow
         self.kept: Place = None  # a checkpoint before a block
@@ -174,7 +177,9 @@ class _OfTensorflow:
                 reason_of(error),
             )
             return
-        self.iterator, self.number, self.kept = iterator, kept["elements"], kept
+        self.iterator = iterator
+        self.number = kept["elements"]
+        self.kept = kept
         entered.restore(kept["documents"])
 
 
@@ -454,7 +459,9 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
             if graph is not None:
                 shared = OfShard(graph, dataset.shared.shard, (*dataset.shared.seeds, seed))
                 return OfTensorflow(shared.dataset(), dataset.failure, shared=shared)
-        documents, found, failure_of_all = None, dataset.source, dataset.failure
+        documents = None
+        found = dataset.source
+        failure_of_all = dataset.failure
     else:
         documents = Numbered(dataset)
         failure_of_all = lambda error: documents.failure or failure(error)

@@ -49,7 +49,9 @@ class Undivided:
     """
 
     def __init__(self, name: str, source: tf.data.Dataset, config: DataConfig, failure: Failure):
-        self.name, self.num_shards, self.num_epochs = name, config.num_shards, config.num_epochs
+        self.name = name
+        self.num_shards = config.num_shards
+        self.num_epochs = config.num_epochs
         self._failure_of = failure
         self._refuses_others = config.on_changed_corpus == "refuse"
         self._expected: dict[int, Mark] = {}  # shard -> what it had taken at the position that it resumes from
@@ -181,34 +183,31 @@ class Opened:
     """The sources of seqio's that this process reads: those that cannot be divided are opened once for all shards."""
 
     def __init__(self) -> None:
-        self._undivided: dict[tuple[str, tuple[int, ...]], Undivided] = {}
+        self._undivided: dict[str, Undivided] = {}  # by the name of the task
 
-    def __contains__(self, key: tuple[str, tuple[int, ...]]) -> bool:
-        """Returns whether the source of (task, first epoch) is open, and is dealt to the shards."""
-        return key in self._undivided
+    def __contains__(self, task: str) -> bool:
+        """Returns whether the source of a task is open, and is dealt to the shards."""
+        return task in self._undivided
 
     def marks(self, shard: int) -> dict[str, Mark]:
         """Returns task -> what a shard has taken, of the sources that are dealt."""
-        found = {name: each.marks.get(shard) for (name, _), each in self._undivided.items()}
-        return {name: mark for name, mark in found.items() if mark is not None}
+        return {name: source.marks[shard] for name, source in self._undivided.items() if shard in source.marks}
 
     def expect(self, shard: int, marks: Mapping[str, Sequence[int]]) -> None:
         """Has the documents of a shard compared with those of these marks."""
-        for (name, _), undivided in self._undivided.items():
+        for name, undivided in self._undivided.items():
             if name in marks:
                 number, checksum = marks[name]
                 undivided.expect(shard, (number, checksum))
 
-    def documents(
-        self, task: Task, begun: tuple[int, ...], config: DataConfig, shard: int, seed: int, failure: Failure
-    ) -> OfTensorflow:
+    def documents(self, task: Task, config: DataConfig, shard: int, seed: int, failure: Failure) -> OfTensorflow:
         """Returns a shard's documents of a task's source: by the source's own shards where it has enough of them.
 
-        `begun` is the first epoch of a new pass, if it is one, and `seed` that of the source's order.
+        `seed` is that of the source's order.
         """
         import seqio
 
-        known = self._undivided.get((task.name, begun))
+        known = self._undivided.get(task.name)
         if known is not None:
             return known.documents(shard)
         split = config.train_split
@@ -223,7 +222,7 @@ class Opened:
             own = documents.shard(num_shards, shard).repeat(config.num_epochs)
             return OfTensorflow(own, failure=failure)
         undivided = Undivided(task.name, documents, config, failure)
-        self._undivided[task.name, begun] = undivided
+        self._undivided[task.name] = undivided
         return undivided.documents(shard)
 
 
@@ -332,7 +331,8 @@ class _Waiting:
     def _fetch(self) -> None:
         if not self._files:
             self._first.extend(self._last)
-            self._num_bytes_first, self.num_bytes_last = self.num_bytes_last, 0
+            self._num_bytes_first = self.num_bytes_last
+            self.num_bytes_last = 0
             self._last = []
             return
         with self._files.popleft() as file:
@@ -349,10 +349,12 @@ class _Waiting:
             size += _num_bytes(row)
             if size >= BYTES_A_FILE:
                 self._files.append(_file_of(part))
-                part, size = [], 0
+                part = []
+                size = 0
         if part:
             self._files.append(_file_of(part))
-        self._last, self.num_bytes_last = [], 0
+        self._last = []
+        self.num_bytes_last = 0
 
     def close(self) -> None:
         for file in self._files:

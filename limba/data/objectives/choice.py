@@ -36,14 +36,27 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, draw
     As in seqio, those before the place of a cache get no lengths.
     """
     steps = list(task.preprocessors)
-    place = next((n for n, step in enumerate(steps) if type(step).__name__ == "CacheDatasetPlaceholder"), None)
-    if all(n == place or is_plain(own(step)) for n, step in enumerate(steps)):  # each border to TensorFlow is slow
+    place = _place_of_cache(task)
+    if is_without_tensorflow(task):  # each border to TensorFlow is slow
         steps = [own(step) for step in steps]
-    dataset, documents.draws = documents, draws
+    dataset = documents
+    dataset.draws = draws
     if place is not None:
         dataset = _applied(task, steps[:place], dataset, None)
         steps = steps[place + 1 :]
     return _applied(task, steps, dataset, lengths)
+
+
+def is_without_tensorflow(task: Task) -> bool:
+    """Returns whether all preprocessors of a task are run here: ours, and those of seqio's that we have too."""
+    place = _place_of_cache(task)
+    return all(number == place or is_plain(own(step)) for number, step in enumerate(task.preprocessors))
+
+
+def _place_of_cache(task: Task) -> int | None:
+    """Returns which of the preprocessors is the place of seqio's cache, which does nothing."""
+    names = [type(step).__name__ for step in task.preprocessors]
+    return names.index("CacheDatasetPlaceholder") if "CacheDatasetPlaceholder" in names else None
 
 
 def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[str, int] | None) -> Dataset:
@@ -53,7 +66,8 @@ def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[s
             failure = functools.partial(user_code.failure_of, task)
             with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"), user_code.of_task(task):
                 applied = bridge.applied(list(group), dataset, arguments, failure)
-            applied.draws, applied.rows_per_block = dataset.draws, dataset.rows_per_block
+            applied.draws = dataset.draws
+            applied.rows_per_block = dataset.rows_per_block
             dataset = applied
             continue
         for step in group:
@@ -174,7 +188,8 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
     A language model reads a start before each example. Where an example is a document, the template of a folder for
     transformers gives it no other one.
     """
-    steps, names = [], [name for name, each in OBJECTIVES.items() if each.for_decoder]
+    steps = []
+    names = [name for name, each in OBJECTIVES.items() if each.for_decoder]
     begins = is_masked or isinstance(task.output_features["targets"].vocabulary, StreamVocabulary)
     is_document = packed and not is_masked and CAUSAL_LM in map(objective_of, task.preprocessors)
     for step in task.preprocessors:

@@ -97,7 +97,8 @@ def lm_adaptation(
     here both sides fill their lengths, without padding.
     """
     needed = lm_adaptation_lengths(sequence_length)
-    prefix, rest = needed["inputs"] - append_eos, needed["targets"] - append_eos
+    prefix = needed["inputs"] - append_eos
+    rest = needed["targets"] - append_eos
     return _split(dataset, output_features, prefix + rest, prefix, append_eos)
 
 

@@ -92,7 +92,8 @@ def _masked(
 ) -> Dataset:
     vocabulary = output_features["targets"].vocabulary
     begins = begins_word(vocabulary) if whole_words else np.ones([vocabulary.vocab_size], bool)
-    mask, ordinary = mask_id(vocabulary), ordinary_ids(vocabulary)
+    mask = mask_id(vocabulary)
+    ordinary = ordinary_ids(vocabulary)
     rows_per_block = dataset.rows_per_block
     words_of = dataset.take_words()
     rows = causal_lm(dataset, sequence_length, output_features, whole_documents)
@@ -124,9 +125,12 @@ def hide(
     begins: np.ndarray,
 ) -> list[np.ndarray]:
     """Returns each row's inputs; `ordinary` and `begins` are bool [ids]."""
-    (density, mask_share, mean), tokens = shares, np.concatenate(rows)
-    size, lengths = len(tokens), np.array([len(row) for row in rows])
-    of_row, starts = np.repeat(np.arange(len(rows)), lengths), np.cumsum(lengths) - lengths
+    density, mask_share, mean = shares
+    tokens = np.concatenate(rows)
+    size = len(tokens)
+    lengths = np.array([len(row) for row in rows])
+    of_row = np.repeat(np.arange(len(rows)), lengths)
+    starts = np.cumsum(lengths) - lengths
     order, choice, replacement = words.uniform(3, size)
     of_rows = words.uniform(len(rows))
     can_hide = ordinary[tokens]

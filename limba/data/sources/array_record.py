@@ -44,7 +44,8 @@ def permuted(positions: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
     places = np.asarray(positions, np.uint64).copy()
     walking = np.ones(places.shape, bool)
     while walking.any():
-        left, right = places[walking] >> half, places[walking] & mask
+        left = places[walking] >> half
+        right = places[walking] & mask
         for round_key in keys:
             left, right = right, left ^ (_mixed(right ^ round_key) & mask)
         places[walking] = (left << half) | right
@@ -64,7 +65,8 @@ def example_class() -> Any:
     """Returns protobuf's class of tensorflow/core/example/example.proto, under another name than TensorFlow's own."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    file, kinds = descriptor_pb2.FileDescriptorProto(name="limba/example.proto", package="limba", syntax="proto3"), {}
+    file = descriptor_pb2.FileDescriptorProto(name="limba/example.proto", package="limba", syntax="proto3")
+    kinds = {}
     for name in ("Example", "Features", "Feature"):
         kinds[name] = file.message_type.add(name=name)
     of_field = descriptor_pb2.FieldDescriptorProto
@@ -103,7 +105,8 @@ class _Records:
         from array_record.python.array_record_module import ArrayRecordReader
 
         self._columns = columns
-        self._readers, self._locks = [], [threading.Lock() for _ in paths]
+        self._readers = []
+        self._locks = [threading.Lock() for _ in paths]
         for path in paths:
             try:
                 # Without the library's prefetching: records are read at random.
@@ -189,12 +192,15 @@ class ArrayRecordSource(FileSource):
 
     def count(self, split: str, most: int | None = None) -> Counts | None:
         """Returns which records are left out, if that is known or quickly read."""
-        total, is_small = self._records_of(split).total, self.is_small(split)
+        total = self._records_of(split).total
+        is_small = self.is_small(split)
         if most is None and not is_small:
             if self.carved_percent(split):
                 return None
             return Counts((total,), is_exact=False) if total else None  # unread, no record counts as empty
-        left_out, kept, num_pieces = list[int](), 0, 0
+        left_out = list[int]()
+        kept = 0
+        num_pieces = 0
         blocks = (np.arange(first, min(first + RECORDS_PER_UNIT, total)) for first in range(0, total, RECORDS_PER_UNIT))
         for number, text in itertools.chain.from_iterable(self.records_at(split, block) for block in blocks):
             if kept == most:
@@ -243,7 +249,8 @@ class _ShardRecords(Share):
     def __init__(self, source: ArrayRecordSource, reading: Reading, total: int, counts: Counts | None, offset: int):
         super().__init__(source, reading)
         self.width = 1
-        self._records, self._offset = source, offset
+        self._records = source
+        self._offset = offset
         self._total = total if counts is None else counts.total
         self._dealt = None if counts is None else Dealt(reading, counts)
         left_out = np.array(() if counts is None else counts.left_out, np.int64)
@@ -253,7 +260,8 @@ class _ShardRecords(Share):
 
     def _places(self, epoch: int) -> range:
         """Returns the shard's places in an epoch's order; of a deal those whose number in all epochs is its own."""
-        shard, num_shards = self.reading.shard, self.reading.num_shards
+        shard = self.reading.shard
+        num_shards = self.reading.num_shards
         first = shard
         if self._dealt is not None:
             first = (shard - self._offset - epoch * self._total) % num_shards
@@ -266,7 +274,8 @@ class _ShardRecords(Share):
     def chosen(self, epoch: int, part: Part, chunk: int) -> Chosen | None:
         if chunk > 0:
             return None
-        source, reading = self._records, self.reading
+        source = self._records
+        reading = self.reading
         places = self._places(epoch)[part.start : part.stop]
         order = np.arange(places.start, places.stop, places.step)
         if reading.shuffle:

@@ -45,7 +45,8 @@ class Share(abc.ABC):
     most_empty = math.inf  # parts without a document in a row, of an endless reading
 
     def __init__(self, source: Splits, reading: Reading):
-        self.source, self.reading = source, reading
+        self.source = source
+        self.reading = reading
         self.width = order.open_units(source.num_tasks)  # parts that are open at once
 
     @abc.abstractmethod
@@ -76,7 +77,8 @@ class _OpenPart:
     def __init__(self, share: Share, epoch: int, part: Part, place: Sequence[int]):
         self.part = part
         self.number, self.chunk, self.given = place
-        self._share, self._epoch = share, epoch
+        self._share = share
+        self._epoch = epoch
         self._documents: list[tuple[int, int, dict[str, bytes]]] | None = None  # row, piece and element
 
     def next_document(self) -> tuple[int, int, dict[str, bytes]] | None:
@@ -114,9 +116,12 @@ class Documents(Dataset):
         A place has the epoch, the documents read in all epochs, the next part to open and the turn; and, for each part
         that is open, three numbers in `open`: of the part, of its chunk, and of the documents given of the chunk.
         """
-        share, reading = self._share, self._share.reading
+        share = self._share
+        reading = self._share.reading
         begun = place or {"epoch": 0, "read": 0, "next": 0, "turn": 0, "open": []}
-        num_read, following, turn = begun["read"], begun["next"], begun["turn"]
+        num_read = begun["read"]
+        following = begun["next"]
+        turn = begun["turn"]
         width = share.width if reading.shuffle else 1
         counts = list(begun["open"]) or [CLOSED] * (3 * width)
         num_empty = 0  # parts since the last document
@@ -143,13 +148,13 @@ class Documents(Dataset):
                 turn = (slot + 1) % width
                 if part is None:
                     continue
-                found = part.next_document()
-                if found is None:
+                next_one = part.next_document()
+                if next_one is None:
                     opened[slot] = None
                     counts[3 * slot] = CLOSED
                     num_open -= 1
                     continue
-                row, piece, element = found
+                row, piece, element = next_one
                 num_read += 1
                 num_empty = 0
                 epochs = share.epochs(epoch, num_read, following - num_open)
@@ -174,7 +179,8 @@ class WholeUnits(_UnitShare):
 
     def __init__(self, source: Splits, reading: Reading):
         super().__init__(source, reading)
-        total, num_shards = len(self.units), reading.num_shards
+        total = len(self.units)
+        num_shards = reading.num_shards
         self._divides_rows = total < num_shards
         self._count = total if self._divides_rows else len(range(reading.shard, total, num_shards))
         if self._divides_rows and num_shards > 1:
@@ -193,7 +199,8 @@ class WholeUnits(_UnitShare):
         self.most_empty = 2 * self._count + max(order.INTERLEAVED_UNITS, min(64 * self._count, MOST_EMPTY_UNITS))
 
     def parts(self, epoch: int) -> Sequence[Part]:
-        reading, total = self.reading, len(self.units)
+        reading = self.reading
+        total = len(self.units)
         units = reading.unit_order(epoch, total) if reading.shuffle else np.arange(total)
         own = units if self._divides_rows else units[reading.shard :: reading.num_shards]
         return [Part(unit) for unit in own.tolist()]
@@ -244,7 +251,8 @@ class DealtUnits(_UnitShare):
 
     def __init__(self, source: Splits, reading: Reading, counts: Counts, offset: int):
         super().__init__(source, reading)
-        self._counts, self._offset = counts, offset
+        self._counts = counts
+        self._offset = offset
         self._sizes = np.array(counts.sizes, np.int64)
         # Of each unit the documents before each chunk, and all.
         self._starts = [[0, *itertools.accumulate(chunks)] for chunks in counts.chunks]
@@ -252,7 +260,8 @@ class DealtUnits(_UnitShare):
         self._dealt = Dealt(reading, counts)
 
     def parts(self, epoch: int) -> Sequence[Part]:
-        reading, number = self.reading, len(self._sizes)
+        reading = self.reading
+        number = len(self._sizes)
         permuted = reading.unit_order(epoch, number) if reading.shuffle else np.arange(number)
         ends = np.cumsum(self._sizes[permuted])
         share = order.shares(self._counts.total, epoch, self._offset, reading.num_shards)
@@ -287,7 +296,8 @@ class DealtUnits(_UnitShare):
         return chunk
 
     def chosen(self, epoch: int, part: Part, chunk: int) -> Chosen | None:
-        reading, unit = self.reading, part.unit
+        reading = self.reading
+        unit = part.unit
         before = self._before(unit, chunk)
         # Uncounted documents of a unit's last part go on to its end, wherever that is.
         is_open = not self._starts and part.stop == self._sizes[unit]

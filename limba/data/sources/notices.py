@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 from limba.config import without_credentials
 
 logger = logging.getLogger(__name__)
-_TOLD: dict[str, str] = {}  # kind -> the sentence of it that was logged
+_LOCK = threading.Lock()
+_TOLD = set[str]()  # the kinds of which a sentence was logged
 
 
 def say_once(kind: str, sentence: str) -> None:
     """Logs the first sentence of a kind: one for a thousand corpora in all their shards."""
-    if _TOLD.setdefault(kind, sentence) is sentence:
-        logger.warning(without_credentials(sentence))
+    with _LOCK:
+        if kind in _TOLD:
+            return
+        _TOLD.add(kind)
+    logger.warning(without_credentials(sentence))

@@ -76,8 +76,10 @@ class KeptChunks:
     They take at most `BYTES_A_SOURCE` for each source, and `MOST_BYTES` for all of them.
     """
 
-    BYTES_A_SOURCE, MOST_BYTES = 1 << 24, 1 << 27
-    BYTES_A_CHUNK, BYTES_A_DOCUMENT = 400, 50  # of Python's own, about
+    BYTES_A_SOURCE = 1 << 24
+    MOST_BYTES = 1 << 27
+    BYTES_A_CHUNK = 400  # of Python's own, about
+    BYTES_A_DOCUMENT = 50
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # as above
@@ -121,7 +123,8 @@ class KeptChunks:
                     self._forget(key)
 
 
-OPEN, KEPT = OpenUnits(), KeptChunks()
+OPEN = OpenUnits()
+KEPT = KeptChunks()
 
 
 class ChunkReader:
@@ -178,7 +181,8 @@ class ChunkReader:
         except UnitError as error:
             if self._policy.on_failure == "stop":
                 raise
-            documents, failure = None, error
+            documents = None
+            failure = error
         if failure is not None:
             with self._lock:
                 self._skip(unit, chunk, str(failure))
@@ -231,14 +235,16 @@ class Splits:
         # seqio refuses a task with a `CacheDatasetPlaceholder` on a source that prohibits a cache, and the published
         # tasks of t5 all have one; nothing here writes a cache.
         self.caching_permitted = True
-        self.name, self._rewrite = name, rewrite
+        self.name = name
+        self._rewrite = rewrite
         # The names of an element's features.
         self.keys = tuple(column) if isinstance(column, Mapping) else (TOKENS if column == TOKENS else "text",)
         self._resolve = resolve
         self.column = column
         self._validation_percent = validation_percent
         self._policy = ReadPolicy()
-        self._lock, self._marks_lock = threading.RLock(), threading.Lock()
+        self._lock = threading.RLock()
+        self._marks_lock = threading.Lock()
         self._files: dict[tuple[str, ...], list[File]] = {}
         self._units: dict[tuple[str, ...], list[listing.Unit]] = {}
         self._marks: dict[tuple[tuple[str, ...], int], list[Mark]] = {}
@@ -389,7 +395,8 @@ class Splits:
         if len(self.keys) > 1:  # the texts of a row belong together
             return [text]
         # By index: a copy of the rest after each piece would take minutes for a document of 100 MB.
-        pieces, start = [], 0
+        pieces = []
+        start = 0
         while len(text) - start > PIECE_BYTES:
             stop = start + PIECE_BYTES
             if self.keys == ("text",):
@@ -406,8 +413,10 @@ class Splits:
 
     def blank_shares(self, split: str) -> dict[str, float]:
         """Returns {feature: share of rows without text in its column} of the first chunks of some units of a split."""
-        units, found = [unit for unit in self.units(split) if not unit.path.endswith(".array_record")], {}
-        some, policy = units[:: len(units) // UNITS_OF_BLANK + 1], dataclasses.replace(self._policy, keep_blank=True)
+        units = [unit for unit in self.units(split) if not unit.path.endswith(".array_record")]
+        found = {}
+        some = units[:: len(units) // UNITS_OF_BLANK + 1]
+        policy = dataclasses.replace(self._policy, keep_blank=True)
         for key, column in zip(self.keys, self.columns, strict=True):
             firsts = [readers.read_chunks(unit, column, policy, self._read.footers) for unit in some]
             rows = [row for chunks in firsts for row in next(chunks, [])]
@@ -429,7 +438,10 @@ class Splits:
         (unless `may_be_empty`: a carved split of a small corpus may be empty), and for a small local corpus in which
         one of `num_shards` data shards finds no document.
         """
-        units, num_documents, num_bytes, served = self.units(split), 0, 0, set[int]()
+        units = self.units(split)
+        num_documents = 0
+        num_bytes = 0
+        served = set[int]()
         if may_be_empty and self.is_carved(split):
             return  # it has the files of `train`
         remote = any("://" in unit.path for unit in units[:1])
@@ -490,7 +502,9 @@ class Splits:
     def _read_counts(self, split: str, most: int | None) -> Counts | None:
         """Returns the counts of the documents, all of them or the first `most`, by reading them."""
         chunks: list[tuple[int, ...]] = []
-        left, num_pieces, num_bytes = most, 0, 0
+        left = most
+        num_pieces = 0
+        num_bytes = 0
         for unit in self.units(split):
             found: list[int] = []
             for documents in () if left == 0 else self.chunks(split, unit):
@@ -522,13 +536,19 @@ class Splits:
         return dict(zip(self.keys, piece.split(columns.FIELD_SEPARATOR), strict=True))
 
     def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:
-        """Returns (name of the unit, number in it, text) of a document that `Documents` has read."""
+        """Returns (name of the unit, number in it, text) of a document that `Documents` has read.
+
+        Raises InputError where the file has no such document any more.
+        """
+        read_unit = self.units(split)[unit]
         before = 0
         for earlier in range(chunk):
-            before += len(self.read_whole(split, self.units(split)[unit], earlier) or ())
-        documents = self.read_whole(split, self.units(split)[unit], chunk) or []
+            before += len(self.read_whole(split, read_unit, earlier) or ())
+        documents = self.read_whole(split, read_unit, chunk) or []
         own = [place for place, text in enumerate(documents) if self.filtered(split, [text])]
-        return self.units(split)[unit].name, before + own[row], documents[own[row]]
+        if row >= len(own):
+            raise InputError(f"{read_unit.name} has fewer documents than when it was read; restore the original file.")
+        return read_unit.name, before + own[row], documents[own[row]]
 
 
 def _is_validation(text: bytes, percent: float) -> bool:

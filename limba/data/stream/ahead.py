@@ -32,7 +32,8 @@ class Ahead:
     """
 
     def __init__(self, shard: Shard, place: ShardPlace, pool: ThreadPoolExecutor):
-        self.shard, self.place = shard, place
+        self.shard = shard
+        self.place = place
         self._reading: Iterator[Made] = shard.read(place)
         self._pool = pool
         self._num_batches = max(1, ROWS_AHEAD // shard.recipe.config.rows_per_shard)

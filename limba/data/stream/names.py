@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limba.data.dataset import Document
-from limba.data.objectives.choice import is_plain
+from limba.data.objectives.choice import is_without_tensorflow
 from limba.data.sources.columns import FIELD_SEPARATOR
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.units import UnitSource
@@ -63,8 +63,8 @@ def named(recipe: Recipe, documents: Iterable[Document]) -> Iterator[NamedDocume
         parts = source.pieces(content)
         text = b" ".join(parts[piece] for piece in dict.fromkeys(read))
         vocabulary = part.output_features["targets"].vocabulary
-        is_exact = all(map(is_plain, part.preprocessors))
-        yield NamedDocument(part.name, unit_name, row_of_unit, _text(source, text, vocabulary), is_exact)
+        text_of_document = _text(source, text, vocabulary)
+        yield NamedDocument(part.name, unit_name, row_of_unit, text_of_document, is_without_tensorflow(part))
 
 
 def _text(source: UnitSource, document: bytes, vocabulary: Vocabulary) -> str:

@@ -64,7 +64,9 @@ class DataPositions:
     """Makes and checks the data positions of one stream's shards."""
 
     def __init__(self, recipe: Recipe):
-        self._recipe, self._config, self._sources = recipe, recipe.config, recipe.sources
+        self._recipe = recipe
+        self._config = recipe.config
+        self._sources = recipe.sources
         self._packed: dict[int, str] = {}
 
     @functools.cached_property
@@ -145,7 +147,8 @@ class DataPositions:
         """Returns (what has changed in the corpus since the step, sentences for the log)."""
         about = next(iter(saved.values())).about
         now = _corpora_of(self._sources, self._config.train_split, about["end_bytes"])
-        found, notes = Changes(), list[str]()
+        found = Changes()
+        notes = list[str]()
         for name, num_files in about["num_files"].items():
             then = {place: mark for each in saved.values() for place, mark in each.files.get(name, {}).items()}
             some = changes(then, num_files, now.files.get(name, ()))
@@ -175,7 +178,8 @@ class DataPositions:
 
         Names and values are a format on disk.
         """
-        config, task = self._config, self._recipe.task
+        config = self._config
+        task = self._recipe.task
         vocabulary = task.output_features["targets"].vocabulary
         sources = self._sources.values()
         return {
@@ -195,7 +199,8 @@ class DataPositions:
     @functools.cached_property
     def _layout(self) -> str:
         """A digest of how the files are cut into units: a corpus that has moved has the same."""
-        split, layout = self._config.train_split, []
+        split = self._config.train_split
+        layout = []
         for name, source in self._sources.items():
             places = {mark.path: place for place, mark in enumerate(source.marks(split))}
             layout.append((name, [(places[unit.path], unit.start, unit.stop) for unit in source.units(split)]))
@@ -215,7 +220,8 @@ def of_another_order(positions: Mapping[int, Position], step: int) -> str:
     """
     for position in positions.values():
         about = position["about"]
-        form, order = about.get("format", 0), about.get("order", 0)
+        form = about.get("format", 0)
+        order = about.get("order", 0)
         if form > FORMAT:
             raise InputError(
                 f"The data position has format {form}, and this version reads {FORMAT}; install a newer version."

@@ -113,7 +113,8 @@ class Recipe:
 
         A new pass over a changed corpus begins with `first_epochs`, and draws other masks.
         """
-        first_epochs, config = first_epochs or {}, self.config
+        first_epochs = first_epochs or {}
+        config = self.config
         parts = [
             self._examples(number, part, shard, first_epochs.get(part.name, 0))
             for number, part in enumerate(self.parts)
@@ -137,8 +138,8 @@ class Recipe:
         All shards have the same draws for the order of documents, because they divide one order. Each shard has its own
         for the random choices of its preprocessors, such as masks.
         """
-        config, deal = self.config, self.deal
-        begun = (first_epoch,) if first_epoch else ()
+        config = self.config
+        deal = self.deal
         draws = Draws(config.seed, part.name, shard, first_epoch)
         buffered = config.shuffle_buffer
         if source := self.sources.get(part.name):
@@ -149,8 +150,8 @@ class Recipe:
             documents = source.dataset(reading, counts, offset)
         else:
             seed = Draws(config.seed, part.name).seed_of_seqio(number=1)
-            documents = self._foreign_documents(part, shard, seed, begun)
-            buffered = buffered or self._buffer_of(part, begun)
+            documents = self._foreign_documents(part, shard, seed)
+            buffered = buffered or self._buffer_of(part)
         documents.rows_per_block = rows_per_block(len(self.parts))
         examples = examples_of(part, self.lengths, documents, draws)
         return examples.shuffle(buffered, draws) if config.shuffle and buffered else examples
@@ -160,35 +161,38 @@ class Recipe:
         """The sources that are opened once for all shards of this process."""
         return bridge.Opened()
 
-    def _buffer_of(self, part: Task, begun: tuple[int, ...]) -> int | None:
+    def _buffer_of(self, part: Task) -> int | None:
         """Returns the size of a shard's shuffle buffer that a task of seqio asks for.
 
         It is meant for one reading of the source. Shards that share one divide it too: else the first batch would wait
         until num_data_shards buffers are full.
         """
         size = part.shuffle_buffer_size
-        if size is None or (part.name, begun) not in self.opened:
+        if size is None or part.name not in self.opened:
             return size
         return -(-size // self.config.num_shards)
 
-    def _foreign_documents(self, part: Task, shard: int, seed: int, begun: tuple[int, ...]) -> Dataset:
+    def _foreign_documents(self, part: Task, shard: int, seed: int) -> Dataset:
         """Returns a shard's documents of a source that is not ours."""
         failure = functools.partial(failure_of_code, part)
         with user_code.of_task(part, advice_on(part)):
-            return self.opened.documents(part, begun, self.config, shard, seed, failure)
+            return self.opened.documents(part, self.config, shard, seed, failure)
 
 
 class Shard:
     """One shard of a recipe. It has no state: `read` gives its batches from any place on."""
 
     def __init__(self, recipe: Recipe, index: int):
-        self.recipe, self.index = recipe, index
+        self.recipe = recipe
+        self.index = index
         self._dataset, self._widths = recipe.rows(index)
 
     def read(self, place: ShardPlace) -> Iterator[Made]:
         """Yields the shard's rows of each batch: endlessly, or up to its end, with padding in the last one."""
-        recipe, config = self.recipe, self.recipe.config
-        size, is_endless = config.rows_per_shard, config.num_epochs is None
+        recipe = self.recipe
+        config = self.recipe.config
+        size = config.rows_per_shard
+        is_endless = config.num_epochs is None
         dataset = self._dataset
         if place.first_epochs:
             dataset, _ = recipe.rows(self.index, place.first_epochs)
@@ -220,21 +224,22 @@ class Shard:
 
     def _epochs(self, before: ShardPlace, documents: Sequence[Sequence[Document]]) -> dict[str, float]:
         """Returns each task's epochs up to the last document of these rows of the next batch."""
-        recipe, deal = self.recipe, self.recipe.deal
-        found = {name: before.epochs.get(name, float(before.first_epochs.get(name, 0))) for name in recipe.sources}
+        recipe = self.recipe
+        deal = self.recipe.deal
+        epochs = {name: before.epochs.get(name, float(before.first_epochs.get(name, 0))) for name in recipe.sources}
         if not isinstance(recipe.task, Mixture) and deal.rows is not None and deal.is_exact:
             num_rows = (before.batch + 1 - before.batches_before) * recipe.config.rows_per_shard
-            for name in found:
+            for name in epochs:
                 begun = float(before.first_epochs.get(name, 0))
                 last = max(recipe.config.num_epochs or math.inf, begun + 1)
-                found[name] = min(begun + num_rows * recipe.config.num_shards / deal.rows, last)
-            return found
+                epochs[name] = min(begun + num_rows * recipe.config.num_shards / deal.rows, last)
+            return epochs
         is_of_one = not isinstance(recipe.task, Mixture) and not recipe.config.pack
         for of_row in documents:
             for document in of_row[-1:] if is_of_one else of_row:
                 name = recipe.parts[document.task].name
-                found[name] = max(found[name], document.epochs)
-        return found
+                epochs[name] = max(epochs[name], document.epochs)
+        return epochs
 
     def _tokens(self, before: ShardPlace, rows: Rows, items: Sequence[Item[Any]]) -> Mapping[str, int]:
         """Returns the tokens of each task of a mixture up to these rows of the next batch."""

@@ -74,7 +74,9 @@ class StagedStream(Stream):
     """The stream of several stages; a stage's own is opened at its first batch, when the one before is closed."""
 
     def __init__(self, stages: Sequence[Stage], lengths: Mapping[str, int], shards: Sequence[int]):
-        self._stages, self._lengths, self._shards = stages, dict(lengths), tuple(shards)
+        self._stages = stages
+        self._lengths = dict(lengths)
+        self._shards = tuple(shards)
         self._stream: Stream | None = None
         self._number = self._batch = 0  # of the stage, and of the next batch
         self._ended: dict[int, list[dict[str, object]]] = {shard: [] for shard in shards}  # what earlier stages gave
@@ -174,7 +176,8 @@ class StagedStream(Stream):
         """Returns each shard's data position after the batches so far; between two stages the first one's."""
         if self._stream is None or (self._last and self._batch == self._stage.begins):
             return dict(self._last)
-        begins, positions = self._stage.begins, self._stream.positions()
+        begins = self._stage.begins
+        positions = self._stream.positions()
         said = {s: {"begins": begins, "ended": list(self._ended[s]), "tokens": self._tokens[s]} for s in positions}
         return {shard: {**position, "stage": said[shard]} for shard, position in positions.items()}
 
@@ -228,7 +231,8 @@ class StagedStream(Stream):
         return None if self._stream is None else self._stream.failure()
 
     def close(self) -> None:
-        stream, self._stream = self._stream, None
+        stream = self._stream
+        self._stream = None
         if stream is not None:
             stream.close()
 

@@ -217,9 +217,11 @@ class TrainStream(Stream):
         for ahead in self._shards:
             shard = ahead.shard
             saved = resumption.saved[shard.index]
-            place, skip = saved.place, saved.skip
+            place = saved.place
+            skip = saved.skip
             if resumption.new_pass is not None:
-                place, skip = ShardPlace.of_pass(resumption.new_pass, place._replace(batch=saved.batch)), 0
+                place = ShardPlace.of_pass(resumption.new_pass, place._replace(batch=saved.batch))
+                skip = 0
             elif not self._recipe.is_exact:  # it is read again from the beginning
                 skip = saved.batch - place.batches_before
                 place = place.begun()

@@ -24,4 +24,5 @@ def lines(model_dir: str, step: int, stood_out: bool, imports: Sequence[str]) ->
             yield f"| {' | '.join(map(str, cells))} |"
             is_about = is_about or not document.is_exact
     if is_about:
+        yield ""
         yield "A preprocessor in TensorFlow: these documents were read shortly before the rows were made."

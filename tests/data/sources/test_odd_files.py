@@ -213,7 +213,7 @@ def test_odd_files_give_the_texts_of_their_own_library_or_a_sentence(name: str, 
 
 
 def test_what_is_guessed_of_a_file_is_said_once(tmp_path: Path, caplog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_TOLD", {})
+    monkeypatch.setattr(notices, "_TOLD", set())
     for name in ("semicolon.csv", "space.csv", "columns.json", "cr_within.txt"):
         made, column, expected = ODD[name]
         folder = tmp_path / name.partition(".")[0]

@@ -112,7 +112,7 @@ def test_the_first_column_of_a_csv_file_stands_in_for_text(tmp_path, caplog):
 
 
 def test_what_holds_for_a_thousand_corpora_is_said_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(notices, "_TOLD", {})
+    monkeypatch.setattr(notices, "_TOLD", set())
     paths = [tmp_path / f"{number:03}.csv" for number in range(70)]
     for path in paths:
         path.write_text("body,other\nOne text,1\n")
@@ -124,6 +124,10 @@ def test_what_holds_for_a_thousand_corpora_is_said_once(tmp_path, caplog, monkey
             assert sum(len(list(documents)) for documents in read) == 1
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2 and "'body', is read" in said[0] and "takes its own documents" in said[1]
+    caplog.clear()
+    for _ in range(2):
+        notices.say_once("kind", "One text, the same object both times.")
+    assert len(caplog.records) == 1
 
 
 def test_zstandard_of_several_frames_and_long_windows(tmp_path):
