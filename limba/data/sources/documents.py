@@ -304,8 +304,14 @@ class DealtUnits(_UnitShare):
         if before is None or not (is_open or before < (part.stop or 0)):
             return None
         texts = self.source.read(reading.split, self.units[unit], chunk) or []
-        if self._starts:  # the last documents may be more than the run reads
-            texts = texts[: self._counts.chunks[unit][chunk]]
+        if self._starts:
+            counted = self._counts.chunks[unit][chunk]
+            if len(texts) < counted and not self.source.skips_what_cannot_be_read:
+                raise InputError(
+                    f"{self.units[unit].place} has fewer documents than when the run counted them, so it was cut or"
+                    " replaced while the run reads it; restore the file, and start the same command again."
+                )
+            texts = texts[:counted]  # the last documents may be more than the run reads
         rows = np.arange(len(texts))
         if reading.shuffle:
             rows = reading.chunk_order(epoch, unit, chunk, len(texts))

@@ -261,6 +261,11 @@ class Splits:
         return ChunkReader(self.columns, self._policy)
 
     @property
+    def skips_what_cannot_be_read(self) -> bool:
+        """Whether the rest of a unit is left out where it cannot be read, in place of ending the run."""
+        return self._policy.on_failure == "skip"
+
+    @property
     def num_tasks(self) -> int:
         """The number of tasks of the mixture in which this source is read."""
         return self._policy.num_tasks

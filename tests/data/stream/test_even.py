@@ -132,6 +132,21 @@ def test_an_estimated_number_of_rows_ends_at_whole_epochs_too(tmp_path: Path, mo
         assert stream.epochs() == {"text_to_text": 3.0}
 
 
+def test_a_file_that_was_cut_since_it_was_counted_ends_the_run(pairs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(pairs.read_bytes())
+    (tmp_path / "validation.jsonl").write_bytes((pairs.parent / "validation.jsonl").read_bytes())
+    with opened(files_of(path)) as stream:
+        deal = stream._recipe.deal
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3000]) + b" " * len(b"".join(lines[3000:])))  # of the same size
+    with opened(files_of(path), deal=deal) as stream, pytest.raises(InputError, match="was cut or replaced while"):
+        for _ in stream:
+            pass
+    with opened(files_of(path), deal=deal, on_read_failure="skip") as stream:
+        assert sum(len(numbers(rows)) for rows in stream) == 3000
+
+
 @pytest.mark.parametrize(("name", "shuffle"), [("a.jsonl", False), *((name, True) for name in FORMATS)])
 def test_every_format_is_dealt_evenly(tmp_path: Path, name: str, shuffle: bool) -> None:
     texts = [f"{number} " + "ord " * (number % 97 * 20) for number in range(300)]
