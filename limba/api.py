@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from limba.evaluation.downsampling import evenly as evenly
     from limba.evaluation.downsampling import keep_extremes as keep_extremes
     from limba.evaluation.run_directory import RunDirectory as RunDirectory
-    from limba.evaluation.standing import Standing as Standing
+    from limba.evaluation.run_state import Standing as Standing
     from limba.evaluation.text_curve import text_curve as text_curve
     from limba.export.end_of_run import unexportable as unexportable
     from limba.export.trimming import check_output as check_trim_output  # noqa: F401
@@ -119,7 +119,7 @@ NAMES = {  # name: where it is defined
     # a run's directory: its configuration, records, checkpoints, and who trains in it
     "RunDirectory": "limba.evaluation.run_directory.RunDirectory",
     # whether a run failed, was stopped, stands still or is done, in a sentence
-    "Standing": "limba.evaluation.standing.Standing",
+    "Standing": "limba.evaluation.run_state.Standing",
     # the lease of an output that one process writes
     "held": "limba.storage.lease.held",
     # writes a file whole or not at all, here or in a bucket

@@ -20,7 +20,7 @@ from etils import epath
 
 from limba.cli.gin import continued, read_gin, read_gin_run
 from limba.cli.gin.continued import Continued
-from limba.config import InputError, RunConfig, did_you_mean, plain
+from limba.config import InputError, RunConfig, did_you_mean, saved_config
 from limba.config.environment import quiet_imports
 from limba.inference import source as sources
 from limba.inference.load import LENGTHS, TrainedModel, load
@@ -255,9 +255,9 @@ def _train(config: RunConfig, *callbacks: Callback | None) -> None:
 
 def _steps_in(config: RunConfig, minutes: float) -> int:
     """Returns the steps that fit: an existing run's, or by the time of a few steps that are thrown away."""
-    file = epath.Path(config.model_dir) / plain.FILE
+    file = epath.Path(config.model_dir) / saved_config.FILE
     if file.exists():
-        run = plain.from_text(read_text(file), str(file))
+        run = saved_config.from_text(read_text(file), str(file))
         if isinstance(run, RunConfig) and run.train_steps:
             return run.train_steps
     begun = time.monotonic()

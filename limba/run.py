@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from limba.config import InputError, RunConfig
 from limba.data.stream.stages import open_stages
-from limba.data.vocabulary.stream import row_ids_of
+from limba.data.vocabulary.shifted import row_ids_of
 from limba.evaluation.evaluations import evaluations_of_run
 from limba.export import end_of_run
 from limba.model import Network

@@ -10,7 +10,7 @@ from limba.cli.arguments import Parser
 from limba.cli.flags import reader_of, search_folders
 from limba.cli.gin import GinRun, read_model, read_own
 from limba.cli.gin.statements import OWN_FILE
-from limba.config import InputError, RunConfig, environment, named, plain
+from limba.config import InputError, RunConfig, environment, named, saved_config
 from limba.storage.files import read_text, resolved
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
         )
     with environment.quiet_imports():  # of the task modules
         run = read_own(read_text(file), str(file), gin, imports).config
-    return source.find(path, plain.moved(run, str(opened.directory)), allowed=imports)
+    return source.find(path, saved_config.moved(run, str(opened.directory)), allowed=imports)
 
 
 def check_vocabulary(trained: TrainedModel) -> None:

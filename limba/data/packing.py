@@ -16,7 +16,7 @@ import numpy as np
 
 from limba.config import InputError
 from limba.data.dataset import Dataset, Derived, Item, Place, Spec
-from limba.data.vocabulary.stream import RowIds
+from limba.data.vocabulary.shifted import RowIds
 
 FEATURES = ("inputs", "targets")
 PREDICTED = 1 << 23  # added to an id of masked inputs whose target is trained

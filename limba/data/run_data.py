@@ -36,7 +36,7 @@ from limba.data.tasks import (
     unit_sources,
 )
 from limba.data.vocabulary.sentinels import sentinel_table
-from limba.data.vocabulary.stream import offset_of, row_ids_of
+from limba.data.vocabulary.shifted import offset_of, row_ids_of
 
 logger = logging.getLogger(__name__)
 

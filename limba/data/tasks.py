@@ -28,8 +28,8 @@ from limba.data.sources.units import DataFiles, FileSource, UnitSource, patterns
 from limba.data.vocabulary.addresses import address_of, of_run
 from limba.data.vocabulary.files import check_there, directory_of, keep, place_of
 from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.shifted import StreamVocabulary
 from limba.data.vocabulary.special_ids import as_stream
-from limba.data.vocabulary.stream import StreamVocabulary
 
 logger = logging.getLogger(__name__)
 

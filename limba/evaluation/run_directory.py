@@ -12,9 +12,9 @@ from typing import NamedTuple
 import fsspec
 from etils import epath
 
-from limba.config import InputError, ModelConfig, RunConfig, foreign, plain
+from limba.config import InputError, ModelConfig, RunConfig, saved_config, untrusted_files
 from limba.evaluation.history import History, figures_read
-from limba.evaluation.standing import Standing, is_silent, standing
+from limba.evaluation.run_state import Standing, is_silent, standing
 from limba.evaluation.summary import plot_loss, summary
 from limba.formats.limba_checkpoint import checkpoints_of
 from limba.formats.open import is_hub_address
@@ -40,12 +40,12 @@ class RunDirectory:
 
         InputError if it cannot be read.
         """
-        file = self.path / plain.FILE
+        file = self.path / saved_config.FILE
         if not file.exists():
             return None
-        config = plain.from_text(read_text(file), str(file))
+        config = saved_config.from_text(read_text(file), str(file))
         if isinstance(config, RunConfig):
-            return plain.moved(config, str(self.path))  # the directory may have been copied since
+            return saved_config.moved(config, str(self.path))  # the directory may have been copied since
         return config
 
     def run(self) -> RunConfig | None:
@@ -116,7 +116,7 @@ class WatchedFile:
         self._system.invalidate_cache()
         try:
             if is_local(self._system):
-                foreign.check_regular(self._path)  # a pipe would be waited for
+                untrusted_files.check_regular(self._path)  # a pipe would be waited for
             content = self._system.cat_file(self._path)
             written = self._system.modified(self._path).timestamp()
         except FileNotFoundError:

@@ -16,7 +16,7 @@ from etils import epath
 from limba.config import InputError, RunConfig, reason_of
 from limba.evaluation.history import figures_read
 from limba.evaluation.run_directory import Heartbeat, RunDirectory, WatchedFile, heartbeat_text, holder_text
-from limba.evaluation.standing import standing
+from limba.evaluation.run_state import standing
 from limba.evaluation.text_curve import text_curve
 from limba.formats.limba_checkpoint import steps_in
 from limba.formats.names import Json

@@ -25,8 +25,8 @@ from limba.data.packing import FEATURES
 from limba.data.registry import Task
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.piece_table import PieceTable
+from limba.data.vocabulary.shifted import offset_of, published_of
 from limba.data.vocabulary.special_ids import of_run
-from limba.data.vocabulary.stream import offset_of, published_of
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.evaluation.task_metrics import OUTPUTS, PREDICTION, SCORE, WITH_AUX, Outputs, figures_of, metrics_of
 from limba.evaluation.validation import Figures, loss_evaluation

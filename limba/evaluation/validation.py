@@ -20,9 +20,9 @@ from limba.data.run_data import validation_batches
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.sentinels import begin_id
+from limba.data.vocabulary.shifted import StreamVocabulary, offset_of
 from limba.data.vocabulary.special_ids import of_run
 from limba.data.vocabulary.spelling import has_dummy_space, piece_bytes, piece_texts
-from limba.data.vocabulary.stream import StreamVocabulary, offset_of
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.agreement import compiled_together

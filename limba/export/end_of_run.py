@@ -85,7 +85,7 @@ def unexportable(model: ModelConfig, vocabulary: Vocabulary) -> str | None:
     """Returns why no tokenizer.json gives the ids of this vocabulary; None if one does."""
     from limba.data.vocabulary.addresses import address_of, content_name
     from limba.data.vocabulary.published import PublishedVocabulary
-    from limba.data.vocabulary.stream import published_of
+    from limba.data.vocabulary.shifted import published_of
     from limba.data.vocabulary.vocabularies import plain
     from limba.formats.huggingface_files import reason_against
 

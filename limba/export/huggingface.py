@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import AxisType
 
-from limba.config import CardConfig, DataConfig, InputError, ModelConfig, plain
+from limba.config import CardConfig, DataConfig, InputError, ModelConfig, saved_config
 from limba.config.optimizer import Adafactor
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
@@ -429,7 +429,7 @@ def write_checkpoint(
     data = position_item(DataConfig("imported", {"inputs": 1}, 1), {})  # no corpus has been read yet
     write_step(epath.Path(writing / "checkpoints"), step, needed, host_arrays, data)
     (writing / "config.gin").write_text(network_gin(model))
-    (writing / plain.FILE).write_text(plain.to_text(model))
+    (writing / saved_config.FILE).write_text(saved_config.to_text(model))
     sentence = f"{out}/checkpoints/{step}, with its network in {out}/config.gin"
     vocabulary = next((name for name in VOCABULARIES if (folder / name).is_file()), None)
     if vocabulary is not None:

@@ -16,7 +16,15 @@ import numpy as np
 import tensorstore as ts
 from etils import epath
 
-from limba.config import InputError, ModelConfig, RestartError, StorageError, plain, reason_of, without_credentials
+from limba.config import (
+    InputError,
+    ModelConfig,
+    RestartError,
+    StorageError,
+    reason_of,
+    saved_config,
+    without_credentials,
+)
 from limba.config.waiting import waiting
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
@@ -253,8 +261,8 @@ def _written(
             write_whole(directory / name, path.read_bytes())
     config = newest.source.run or newest.source.model
     if not isinstance(config, ModelConfig):
-        config = plain.moved(config, str(directory))
-    for name, text in {plain.FILE: plain.to_text(config), **(texts or {})}.items():
+        config = saved_config.moved(config, str(directory))
+    for name, text in {saved_config.FILE: saved_config.to_text(config), **(texts or {})}.items():
         write_whole(directory / name, text)
     checkpoints = directory / "checkpoints"
     needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in stores[-1].values())

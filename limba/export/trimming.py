@@ -23,7 +23,7 @@ import numpy as np
 import sentencepiece
 from etils import epath
 
-from limba.config import InputError, foreign
+from limba.config import InputError, untrusted_files
 from limba.config.waiting import waiting
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.load import ROWS_MULTIPLE
@@ -532,7 +532,7 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
     written = write_tokenizer_files(folder, out, kept)
     for name in COPIED:
         if name not in written and (folder / name).is_file():
-            (out / name).write_bytes(foreign.bytes_of(folder / name))
+            (out / name).write_bytes(untrusted_files.bytes_of(folder / name))
     # Of sentence-transformers: the poolings, and the layers after them.
     for file in sorted(folder.glob("*_*/*")):
         name = file.relative_to(folder).as_posix()
@@ -612,7 +612,7 @@ def _other_pieces(path: str, text: bytes) -> InputError:
 def _write_card(folder: Path, out: Path, name: str, result: Trimmed) -> None:
     """Writes the folder's card with a section about its rows."""
     card = folder / "README.md"
-    before = foreign.text_of(card).rstrip("\n") + "\n\n" if card.is_file() else ""
+    before = untrusted_files.text_of(card).rstrip("\n") + "\n\n" if card.is_file() else ""
     share = ""
     if result.coverage.tokens:
         share = f" On held-out text {result.coverage.kept_share:.3%} of the tokens are kept pieces."

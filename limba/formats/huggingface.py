@@ -17,7 +17,7 @@ import numpy as np
 import tensorstore as ts
 
 from limba import tool_registry
-from limba.config import InputError, ModelConfig, foreign, reason_of
+from limba.config import InputError, ModelConfig, reason_of, untrusted_files
 from limba.formats.architectures import (
     CLASSES,
     EMBEDDING,
@@ -126,7 +126,7 @@ def stored_head(folder: Path, stored: Arrays | None, emb_dim: int = 1) -> Stored
 def _config_json(folder: Path) -> Json:
     """Returns a folder's config.json; nothing for one that `model_config` refuses."""
     try:
-        hf_config = json.loads(foreign.text_of(folder / "config.json"))
+        hf_config = json.loads(untrusted_files.text_of(folder / "config.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return hf_config if isinstance(hf_config, dict) else {}
@@ -338,7 +338,7 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
     """
     path = Path(directory) if Path(directory).is_file() else Path(directory) / "config.json"
     try:
-        hf_config = json.loads(foreign.text_of(path))
+        hf_config = json.loads(untrusted_files.text_of(path))
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -372,7 +372,7 @@ def open_flax(path: Path) -> Arrays:
     from flax import serialization
 
     try:
-        tree: Any = serialization.msgpack_restore(foreign.bytes_of(path))
+        tree: Any = serialization.msgpack_restore(untrusted_files.bytes_of(path))
         arrays = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
     except InputError:
         raise

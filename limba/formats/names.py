@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from limba.config import InputError, foreign, reason_of
+from limba.config import InputError, reason_of, untrusted_files
 
 Json = dict[str, Any]  # an object of a JSON file
 BLOCK_BYTES = 1 << 26
@@ -139,7 +139,7 @@ def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], **metadata: s
 def made_from(path: Path) -> str:
     """Returns from which .bin files Limba has made a model.safetensors; "" for one that somebody else wrote."""
     try:
-        with foreign.open_regular(path) as file:
+        with untrusted_files.open_regular(path) as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), LIMIT_OF_HEADER)))
         return str(header["__metadata__"]["made_from"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -194,7 +194,7 @@ def files_of_index(index: Path) -> list[str]:
     index from somebody else must not choose which other files are read.
     """
     try:
-        names = sorted(set(json.loads(foreign.text_of(index))["weight_map"].values()))
+        names = sorted(set(json.loads(untrusted_files.text_of(index))["weight_map"].values()))
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from etils import epath
 
-from limba.config import InputError, ModelConfig, NoModelError, RunConfig, plain, reason_of
+from limba.config import InputError, ModelConfig, NoModelError, RunConfig, reason_of, saved_config
 from limba.formats import hub_models, huggingface, limba_checkpoint, t5x, weights
 from limba.formats.architectures import check_arrays
 from limba.formats.huggingface_files import extra_ids_of
@@ -201,11 +201,11 @@ def open_folder(folder: Path, model: ModelConfig) -> Arrays:
 
 def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
     """Returns the configuration of a run directory, read from its file; InputError if there is none."""
-    file = directory / plain.FILE
+    file = directory / saved_config.FILE
     if not file.exists():
-        raise InputError(f"{directory} has no {plain.FILE}; copy it there, or give `config`.")
-    config = plain.from_text(read_text(file), str(file))
-    return plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
+        raise InputError(f"{directory} has no {saved_config.FILE}; copy it there, or give `config`.")
+    config = saved_config.from_text(read_text(file), str(file))
+    return saved_config.moved(config, str(directory)) if isinstance(config, RunConfig) else config
 
 
 def t5x_network(checkpoint: epath.Path) -> ModelConfig:
@@ -302,7 +302,7 @@ def _without_model(path: str) -> InputError:
         )
     names = {child.name for child in root.iterdir()}
     if names & {*FILES_OF_A_RUN, "checkpoints"}:
-        if plain.FILE in names:
+        if saved_config.FILE in names:
             read_config(root)  # a run of a newer Limba may keep its checkpoints elsewhere, which this says
         return NoModelError(
             f"{path} is a run that holds no checkpoint yet; wait until it has saved its first one, or give another run."

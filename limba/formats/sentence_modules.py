@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limba.config import InputError, foreign, reason_of
+from limba.config import InputError, reason_of, untrusted_files
 from limba.formats.names import Arrays, Json
 
 MODULES = "modules.json"  # lists what a text goes through
@@ -113,7 +113,7 @@ def read_modules(folder: Path, open_arrays: Callable[[Path], Arrays]) -> Sentenc
 def _read(path: Path) -> object:
     """Returns the content of a JSON file; InputError where it cannot be read."""
     try:
-        return json.loads(foreign.bytes_of(path))
+        return json.loads(untrusted_files.bytes_of(path))
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limba.config import InputError, foreign, reason_of
+from limba.config import InputError, reason_of, untrusted_files
 from limba.formats.names import (
     BIN,
     BIN_INDEX,
@@ -166,7 +166,7 @@ def _entries(path: Path) -> dict[str, Stored]:
     """
     try:
         size = path.stat().st_size
-        with foreign.open_regular(path) as file:
+        with untrusted_files.open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
             if length > size - 8:
                 raise ValueError("its header ends beyond it")
@@ -210,6 +210,6 @@ def _read_rows(path: Path, begin: int, dtype: np.dtype, row: tuple[int, ...], st
 
 
 def _read(path: Path, start: int, size: int) -> bytes:
-    with foreign.open_regular(path) as file:
+    with untrusted_files.open_regular(path) as file:
         file.seek(start)
         return file.read(size)

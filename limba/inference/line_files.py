@@ -22,7 +22,7 @@ from typing import Any, TextIO, TypeVar
 import fsspec
 import zstandard
 
-from limba.config import InputError, StorageError, foreign, reason_of
+from limba.config import InputError, StorageError, reason_of, untrusted_files
 from limba.data.sources import json_documents, remote
 from limba.data.sources.lines import text_lines
 from limba.data.sources.listing import file_format
@@ -117,7 +117,7 @@ def num_lines(path: str) -> int | None:
     if path in STANDARD or "://" in path:
         return None
     has_lines = _is_text(path) or path.lower().removesuffix(_suffix(path)).endswith((".jsonl", ".ndjson"))
-    if not has_lines or not foreign.is_regular(path):  # a pipe can be read only once
+    if not has_lines or not untrusted_files.is_regular(path):  # a pipe can be read only once
         return None
     try:
         with open(path, "rb") as packed, unpacked(packed, _suffix(path)) as file:

@@ -14,7 +14,7 @@ from typing import IO
 import fsspec
 from etils import epath
 
-from limba.config import InputError, foreign, kinds, reason_of
+from limba.config import InputError, kinds, reason_of, untrusted_files
 from limba.storage import servers
 
 TAIL = ".tail"  # of a growing file's name: what is not joined to it yet
@@ -45,7 +45,7 @@ def read_bytes(path: epath.Path | Path) -> bytes:
 
     The storage's own errors if it cannot be read.
     """
-    return path.read_bytes() if "://" in os.fspath(path) else foreign.bytes_of(path)
+    return path.read_bytes() if "://" in os.fspath(path) else untrusted_files.bytes_of(path)
 
 
 def read_text(path: epath.Path) -> str:

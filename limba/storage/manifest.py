@@ -27,7 +27,7 @@ import fsspec
 import google_crc32c
 from etils import epath
 
-from limba.config import InputError, StorageError, foreign
+from limba.config import InputError, StorageError, untrusted_files
 from limba.storage import lease, servers
 from limba.storage.failures import T, is_passing, short_reason, twice
 from limba.storage.files import is_local, private_folder, read_bytes
@@ -218,7 +218,7 @@ def _digest(path: epath.Path | Path, is_blake2b: bool) -> Entry:
     blake2b = hashlib.blake2b(digest_size=DIGEST_BYTES)
     checksum = blake2b if is_blake2b else crc32c
     is_remote = "://" in os.fspath(path)
-    with path.open("rb") if is_remote else foreign.open_regular(path) as file:
+    with path.open("rb") if is_remote else untrusted_files.open_regular(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             size += len(chunk)
             checksum.update(chunk)

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 from etils import epath
 
-from limba.config import InputError, RunConfig, plain
+from limba.config import InputError, RunConfig, saved_config
 from limba.data.vocabulary.files import copies_in
 from limba.storage.files import read_text, write_whole
 from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.state import TrainState
 
-COPIED_TO_BEST = ("config.gin", plain.FILE, "vocabulary.model")  # model_dir/best is then read like a run
+COPIED_TO_BEST = ("config.gin", saved_config.FILE, "vocabulary.model")  # model_dir/best is then read like a run
 
 
 class Best:

@@ -9,7 +9,7 @@ import numpy as np
 
 from limba.config import ConfigError, DataConfig
 from limba.data.packing import model_features
-from limba.data.vocabulary.stream import RowIds
+from limba.data.vocabulary.shifted import RowIds
 
 Slices = tuple[slice, ...]
 

@@ -17,7 +17,7 @@ import jax
 import optax
 from etils import epath
 
-from limba.config import ConfigError, RunConfig, ScheduleConfig, plain, without_credentials
+from limba.config import ConfigError, RunConfig, ScheduleConfig, saved_config, without_credentials
 from limba.config.schedule import AUTO
 from limba.data import tasks as data_tasks
 from limba.data.deal import Deal, corpora_of, deal_of, said
@@ -29,8 +29,8 @@ from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.load import check_vocabulary
 from limba.data.vocabulary.published import text_read_otherwise
 from limba.data.vocabulary.sentinels import byte_extra_ids
+from limba.data.vocabulary.shifted import StreamVocabulary
 from limba.data.vocabulary.special_ids import check_family
-from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
 from limba.model import Network
@@ -344,6 +344,6 @@ def write_config(config: RunConfig, gin_text: str, tasks: Iterable[Provider] = (
     """Writes what describes this run into model_dir: vocabularies, config.json, and config.gin where there is one."""
     data_tasks.keep_vocabularies(tasks, config.model_dir)
     directory = config.model_dir.rstrip("/")
-    write_whole(f"{directory}/{plain.FILE}", plain.to_text(config))
+    write_whole(f"{directory}/{saved_config.FILE}", saved_config.to_text(config))
     if gin_text:
         write_whole(f"{directory}/config.gin", without_credentials(gin_text))

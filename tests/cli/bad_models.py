@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from limba.config import plain
+from limba.config import saved_config
 from tests.cli.bad_inputs import Case
 
 PROMPT = "generate hf --prompt=a"
@@ -181,9 +181,9 @@ def run_config(**data: Any) -> Callable[[Path], None]:
     """Returns what gives the run's config.json these fields of its DataConfig."""
 
     def change(place: Path) -> None:
-        about = json.loads((place / "run" / plain.FILE).read_text())
+        about = json.loads((place / "run" / saved_config.FILE).read_text())
         about["run"]["data"].update(data)
-        (place / "run" / plain.FILE).write_text(json.dumps(about))
+        (place / "run" / saved_config.FILE).write_text(json.dumps(about))
 
     return change
 

@@ -14,7 +14,7 @@ import pytest
 
 import limba
 from limba.cli.gin import statements
-from limba.config import InputError, SentenceError, foreign
+from limba.config import InputError, SentenceError, untrusted_files
 from limba.data.sources import listing, readers
 from limba.evaluation.status import Status
 from limba.formats import sentence_modules
@@ -27,7 +27,7 @@ from limba.tools.migrate.t5x import read as t5x_gin
 from limba.tools.pages.page.results import results_of
 from limba.tools.results import card, outcome_cache
 from limba.tools.results.kinds.bits import BitsPerByte
-from limba.tools.results.kinds.learned import Classification, NamedEntities, PartOfSpeech, Similarity
+from limba.tools.results.kinds.fine_tuned import Classification, NamedEntities, PartOfSpeech, Similarity
 from limba.tools.results.kinds.pairs import MinimalPairs
 from tests import tiny
 from tests.evaluation.report_runs import opened, recorded
@@ -278,5 +278,5 @@ def test_a_guard_says_what_a_parser_raises(tmp_path: Path) -> None:
         (NotImplementedError("That compression method is not supported"), "That compression method is not supported"),
     ):
         says = f"{tmp_path} cannot be read .{words}.; copy it again"
-        with pytest.raises(InputError, match=says), foreign.reading(tmp_path, "copy it again"):
+        with pytest.raises(InputError, match=says), untrusted_files.reading(tmp_path, "copy it again"):
             raise error

@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 
 from limba.cli.main import main
-from limba.config import DataConfig, RunConfig, plain
+from limba.config import DataConfig, RunConfig, saved_config
 from limba.evaluation import run_directory
 from limba.evaluation.status import Status
 from limba.evaluation.text_curve import text_curve
@@ -70,7 +70,9 @@ def test_the_stage_that_is_read_and_the_next_one(directory: Path) -> None:
         (((20, "clean"),), "stage        2 of 2: clean since step 20"),
     ):
         data = DataConfig("wiki", {"inputs": 64}, 8, stages=stages)
-        (directory / plain.FILE).write_text(plain.to_text(RunConfig(tiny.MODEL, data, str(directory), 100)))
+        (directory / saved_config.FILE).write_text(
+            saved_config.to_text(RunConfig(tiny.MODEL, data, str(directory), 100))
+        )
         assert line in Status(epath.Path(directory)).lines()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import limba
 from limba.cli import main
-from limba.config import InputError, NoModelError, plain
+from limba.config import InputError, NoModelError, saved_config
 from limba.formats import hub_models
 from limba.formats.architectures import config_json
 from limba.formats.open import look_at, open_path
@@ -102,7 +102,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "t5x" / "checkpoint_3" / "checkpoint").unlink()
     shutil.copytree(GOLDEN / "run" / "run", place / "run")
     (place / "run" / "checkpoints" / "7").mkdir()
-    shutil.copyfile(GOLDEN / "run" / "run" / plain.FILE, place / "begun" / plain.FILE)
+    shutil.copyfile(GOLDEN / "run" / "run" / saved_config.FILE, place / "begun" / saved_config.FILE)
     (place / "begun" / "metrics.jsonl").write_text("")
     return place
 

@@ -7,11 +7,11 @@ import pickle
 import pytest
 
 from limba.cli import program
-from limba.config import ConfigError, DataConfig, InputError, RestartError, StorageError, kinds, plain
+from limba.config import ConfigError, DataConfig, InputError, RestartError, StorageError, kinds, saved_config
 from limba.config.errors import reason_of, without_credentials
 from limba.sharding import consistency
 from limba.storage.failures import short_reason
-from tests.config.test_plain import CONFIGS
+from tests.config.test_saved_config import CONFIGS
 
 SECRET = [
     "https://ana:SECRET@example.org/web/a.txt",
@@ -63,9 +63,9 @@ def test_errors_and_logs_and_config_json_have_none(caplog) -> None:
     run = CONFIGS["T5"]
     files = {"train": address, "validation": "b.txt"}
     data = dataclasses.replace(run.data, data_files=files)
-    text = plain.to_text(dataclasses.replace(run, data=data))
+    text = saved_config.to_text(dataclasses.replace(run, data=data))
     assert "SECRET" not in text and '"https://***@example.org/web/a.txt"' in text
-    assert isinstance(plain.from_text(text, "config.json").data, DataConfig)
+    assert isinstance(saved_config.from_text(text, "config.json").data, DataConfig)
 
 
 @pytest.mark.parametrize("length", [100, 150, 190, 250])

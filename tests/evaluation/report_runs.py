@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from limba.config import RunConfig, plain
+from limba.config import RunConfig, saved_config
 from limba.evaluation.run_directory import RunDirectory
 from limba.tools.pages.page.runs import Run
 
@@ -81,8 +81,8 @@ def opened(*directories: Path) -> list[Run]:
     """Returns the runs of directories, up to date."""
     runs = []
     for directory in directories:
-        config = plain.from_text((directory / "config.json").read_text(), str(directory))
+        config = saved_config.from_text((directory / "config.json").read_text(), str(directory))
         assert isinstance(config, RunConfig)
-        runs.append(Run(directory.name, RunDirectory(directory), plain.moved(config, str(directory))))
+        runs.append(Run(directory.name, RunDirectory(directory), saved_config.moved(config, str(directory))))
         runs[-1].update()
     return runs

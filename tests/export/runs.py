@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 
-from limba.config import ModelConfig, plain
+from limba.config import ModelConfig, saved_config
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.sentinels import mask_id
 from limba.export.huggingface import network_gin
@@ -32,7 +32,7 @@ def write_run(directory, config, steps=(5,)):
     """A run directory as ours is on disk; returns the arrays of each step."""
     directory.mkdir(parents=True)
     (directory / "config.gin").write_text(network_gin(config))
-    (directory / plain.FILE).write_text(plain.to_text(config))
+    (directory / saved_config.FILE).write_text(saved_config.to_text(config))
     written = {}
     for step in steps:
         written[step] = arrays_of(config, step)

@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 
 from limba.cli import main, program
-from limba.config import CardConfig, ConfigError, DataConfig, RunConfig, plain
+from limba.config import CardConfig, ConfigError, DataConfig, RunConfig, saved_config
 from limba.export.card import _training
 from limba.export.huggingface import Choices, _card_config
 from limba.inference.source import Source
@@ -19,7 +19,7 @@ OWN = CardConfig("ro", "apache-2.0", "user/corpus", "TPU v4-8", thank_trc=True)
 
 def source(card: CardConfig) -> Source:
     run = RunConfig(tiny.MODEL, DataConfig("any", {"inputs": 64}, 8), "runs/mine", train_steps=1, card=card)
-    again = plain.from_text(plain.to_text(run), "config.json")
+    again = saved_config.from_text(saved_config.to_text(run), "config.json")
     assert isinstance(again, RunConfig) and again == run
     return Source("runs/mine", epath.Path("runs/mine"), {}, "Limba", model=tiny.MODEL, run=again)
 
@@ -37,9 +37,9 @@ def test_the_run_says_what_the_command_leaves_out() -> None:
 def test_a_run_whose_config_names_no_card_has_an_empty_one() -> None:
     run = source(CardConfig()).run
     assert run is not None
-    saved = json.loads(plain.to_text(run))
+    saved = json.loads(saved_config.to_text(run))
     assert saved["run"].pop("card")
-    again = plain.from_text(json.dumps(saved), "config.json")
+    again = saved_config.from_text(json.dumps(saved), "config.json")
     assert isinstance(again, RunConfig) and again.card == CardConfig()
 
 

@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 
 from limba.cli import main
-from limba.config import DataConfig, InputError, RunConfig, StorageError, plain
+from limba.config import DataConfig, InputError, RunConfig, StorageError, saved_config
 from limba.export import merging
 from limba.export.merging import Part, Weighting, parts_of
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
@@ -36,7 +36,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("saved") / "run"
     states.save(run, 10, 20, 30, 40)
     config = RunConfig(tiny.MODEL, DataConfig("t", {"inputs": 8}, batch_size=1), str(run), train_steps=40)
-    (run / plain.FILE).write_text(plain.to_text(config))
+    (run / saved_config.FILE).write_text(saved_config.to_text(config))
     (run / "config.gin").write_text(f"MODEL_DIR = {str(run)!r}\nconfig.RunConfig.model_dir = %MODEL_DIR\n")
     return run
 
@@ -223,7 +223,7 @@ def test_the_command_writes_a_run_directory_of_its_own(
     assert status == 0, errors
     assert f"{out}/checkpoints/40: the average of steps 20 (0.577), 30 (0.239), 40 (0.184)" in printed
     assert sorted(path for path in run.rglob("*") if path.is_file()) == before
-    config = plain.from_text((out / plain.FILE).read_text(), "")
+    config = saved_config.from_text((out / saved_config.FILE).read_text(), "")
     assert isinstance(config, RunConfig) and config.model_dir == str(out)
     assert (out / "config.gin").read_text().startswith(f"MODEL_DIR = {str(out)!r}\n")
     assert (out / "data_revisions.json").read_text() == '{"mine": "1234567"}'

@@ -22,7 +22,7 @@ import numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 from etils import epath
 from limba.cli import branch
-from limba.config import DataConfig, OptimizerConfig, optimizer_config, RunConfig, ScheduleConfig, plain
+from limba.config import DataConfig, OptimizerConfig, optimizer_config, RunConfig, ScheduleConfig, saved_config
 from limba.storage import manifest
 from limba.training.checkpoints import branches
 from limba.training.checkpoints.directory import Checkpoints
@@ -32,7 +32,7 @@ run = epath.Path("gs://bucket/run")
 states.save(run, 10, 20, 30)
 optimizer = optimizer_config(schedule=ScheduleConfig("warmup_stable_decay", 0.01))
 config = RunConfig(tiny.MODEL, DataConfig("t", {"inputs": 8}, batch_size=1), str(run), 40, optimizer)
-(run / "config.json").write_text(plain.to_text(config))
+(run / "config.json").write_text(saved_config.to_text(config))
 answers = []
 def damage(path):
     answers.append(manifest.check(str(path)))

@@ -118,9 +118,9 @@ def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch
 
 
 def run_config(run: Path) -> RunConfig:
-    from limba.config import plain
+    from limba.config import saved_config
 
-    config = plain.from_text((run / "config.json").read_text(), str(run))
+    config = saved_config.from_text((run / "config.json").read_text(), str(run))
     assert isinstance(config, RunConfig)
     choices = {"model_dir": str(run), "train_steps": 100, "hub_model_id": "me/saves", "hub_strategy": "every_save"}
     return dataclasses.replace(config, **choices)

@@ -10,7 +10,7 @@ from etils import epath
 
 import tasks.demo  # noqa: F401  registers the task
 from limba.cli import convert
-from limba.config import DataConfig, ModelConfig, RunConfig, plain
+from limba.config import DataConfig, ModelConfig, RunConfig, saved_config
 from limba.formats.open import LIMBA, VocabularyName
 from limba.inference.load import load
 from limba.inference.source import Source, trained_length
@@ -34,7 +34,7 @@ def run_of(folder: Path, model: ModelConfig, lengths: dict[str, int], corpus: Pa
         **data,
     )
     config = RunConfig(model, about, str(folder), train_steps=10)
-    (folder / plain.FILE).write_text(plain.to_text(config))
+    (folder / saved_config.FILE).write_text(saved_config.to_text(config))
     convert.run(["export", str(folder)])
     return folder / "huggingface" / "step_5"
 

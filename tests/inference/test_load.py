@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import limba
-from limba.config import DataConfig, InputError, NoModelError, RunConfig, plain
+from limba.config import DataConfig, InputError, NoModelError, RunConfig, saved_config
 from limba.data.packing import model_features
 from limba.export.huggingface import import_folder
 from limba.formats import t5x
@@ -170,7 +170,10 @@ def test_the_best_step_goes_first_and_a_moved_run_is_read(run: Path, tmp_path: P
     shutil.copytree(run / "checkpoints" / "7", tmp_path / "run" / "best" / "checkpoints" / "7")
     assert limba.load(tmp_path / "run", vocabulary="byte").step == 7
     assert limba.load(tmp_path / "run", step=9, vocabulary="byte").path == str(tmp_path / "run")
-    assert plain.from_text((tmp_path / "run" / "config.json").read_text(), "it") == find(str(tmp_path / "run")).model
+    assert (
+        saved_config.from_text((tmp_path / "run" / "config.json").read_text(), "it")
+        == find(str(tmp_path / "run")).model
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 import limba
-from limba.config import DataConfig, EvaluationConfig, GenerationConfig, RunConfig, plain
+from limba.config import DataConfig, EvaluationConfig, GenerationConfig, RunConfig, saved_config
 from limba.config.generation import GenerationFields
 from limba.data.run_data import RunData
 from limba.data.sources.columns import FIELD_SEPARATOR
@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
         report_to="none",
     )
     write_run(directory / "run", NETWORK)
-    (directory / "run" / plain.FILE).write_text(plain.to_text(config))
+    (directory / "run" / saved_config.FILE).write_text(saved_config.to_text(config))
     return limba.load(directory / "run")
 
 

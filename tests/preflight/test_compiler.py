@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from limba.config import RunConfig, plain
+from limba.config import RunConfig, saved_config
 from limba.tools.preflight.checks import compiler
 from limba.tools.preflight.compiled import step
 from limba.tools.preflight.compiled.memory import size_in_words
@@ -46,7 +46,7 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     kept: dict[str, dict] = {}
 
     def compiled(config: RunConfig, shapes: dict, name: str) -> dict:
-        asked = f"{name} {plain.to_text(config)}"
+        asked = f"{name} {saved_config.to_text(config)}"
         if asked not in kept:
             kept[asked] = step.figures(config, shapes, name, str(tmp_path))
         return kept[asked]

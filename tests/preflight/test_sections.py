@@ -11,7 +11,7 @@ import pytest
 import tasks.demo  # registers the task
 import tasks.ro  # noqa: F401
 from limba.cli.gin import read_gin
-from limba.config import DataConfig, RunConfig, ScheduleConfig, optimizer_config, plain
+from limba.config import DataConfig, RunConfig, ScheduleConfig, optimizer_config, saved_config
 from limba.config.schedule import LEAST_RATE
 from limba.data.tasks import resolve_task
 from limba.planned_run import PlannedRun
@@ -151,7 +151,7 @@ def test_what_a_resumed_run_changes_is_said_once(config: RunConfig) -> None:
     directory = Path(config.model_dir)
     (directory / "checkpoints" / "5" / "state").mkdir(parents=True)
     (directory / "checkpoints" / "5" / "state" / "manifest.ocdbt").write_text("")
-    (directory / plain.FILE).write_text(plain.to_text(config))
+    (directory / saved_config.FILE).write_text(saved_config.to_text(config))
     assert start.found_wrong(dataclasses.replace(config, train_steps=2_000)) == []
     changed = dataclasses.replace(config, model=dataclasses.replace(MODEL, dropout_rate=0.1))
     (line,) = start.found_wrong(changed)
@@ -168,7 +168,7 @@ def test_stages_that_have_been_read_stay_as_they_were(config: RunConfig) -> None
     directory = Path(config.model_dir)
     (directory / "checkpoints" / "5" / "state").mkdir(parents=True)
     (directory / "checkpoints" / "5" / "state" / "manifest.ocdbt").write_text("")
-    (directory / plain.FILE).write_text(plain.to_text(staged((3, "clean"), (9, "books"))))
+    (directory / saved_config.FILE).write_text(saved_config.to_text(staged((3, "clean"), (9, "books"))))
     for stages, level in ((((3, "clean"), (8, "a")), "warning"), (((4, "clean"),), "error"), ((), "error")):
         *_, line = differences.with_saved_run(staged(*stages), {})
         assert line.level == level and line.fix == ("DataConfig.stages", [[3, "clean"], [9, "books"]])

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from limba.cli import main
-from limba.config import CardConfig, InputError, RunConfig, plain
+from limba.config import CardConfig, InputError, RunConfig, saved_config
 from limba.tools.results import card
 from limba.tools.results.results import _check_language
 from limba.tools.results.suites import read_suite
@@ -54,7 +54,7 @@ def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) ->
     data = tiny.demo_data(place / "train.txt", vocabulary)
     write_run(place / "run", model)
     run = RunConfig(model, data, str(place / "run"), 5, card=CardConfig(language=("ro",)))
-    (place / "run" / plain.FILE).write_text(plain.to_text(run))
+    (place / "run" / saved_config.FILE).write_text(saved_config.to_text(run))
     assert main.main(["results", "run", "--suite=./suite.gin"]) == 2
     assert "The suite suite is in en, and the card of run names ro; give another suite" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from limba.tools.results import comparison, table
-from limba.tools.results.kinds.learned import Classification, Example
+from limba.tools.results.kinds.fine_tuned import Classification, Example
 from limba.tools.results.outcome import Outcome, percentiles
 from limba.tools.results.protocol import PROTOCOL
 

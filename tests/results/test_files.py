@@ -14,7 +14,7 @@ import pytest
 
 from limba.config import InputError
 from limba.tools.results import files
-from limba.tools.results.kinds.learned import Classification, Learned, NamedEntities, PartOfSpeech, Similarity
+from limba.tools.results.kinds.fine_tuned import Classification, Learned, NamedEntities, PartOfSpeech, Similarity
 
 TEXTS = Classification("task", "train.jsonl", "test.jsonl")
 TABLE = Classification("task", "train.tsv", "test.tsv")

@@ -10,7 +10,7 @@ import pytest
 
 import limba
 from limba.cli import main
-from limba.config import CardConfig, RunConfig, plain
+from limba.config import CardConfig, RunConfig, saved_config
 from limba.tools.results.kinds.bits import BitsPerByte, windows, with_gaps
 from limba.tools.results.outcome_cache import OutcomeCache, digest
 from limba.tools.results.protocol import PROTOCOL
@@ -27,7 +27,7 @@ def write(place: Path, corpus: Path, vocabulary: Path):
         own = dataclasses.replace(tiny.demo_data(corpus, vocabulary), task_modules=("tasks.demo",), **changes)
         write_run(place / name, model)
         run = RunConfig(model, own, str(place / name), train_steps=5, card=CardConfig(language=language))
-        (place / name / plain.FILE).write_text(plain.to_text(run))
+        (place / name / saved_config.FILE).write_text(saved_config.to_text(run))
         return place / name
 
     return write

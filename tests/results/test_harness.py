@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from limba.cli import convert
-from limba.config import InputError, RunConfig, plain
+from limba.config import InputError, RunConfig, saved_config
 from tests import tiny
 from tests.export.runs import folder_of, write_run
 from tests.results.test_pairs import ENCODERS, LANGUAGE_MODELS
@@ -137,7 +137,7 @@ def a_t5_run(folder: Path, vocabulary: Path, objective: str) -> Path:
     data = dataclasses.replace(data, task_modules=("tasks.demo",))
     write_run(folder / "run", model)
     run = RunConfig(model, data, str(folder / "run"), train_steps=1)
-    (folder / "run" / plain.FILE).write_text(plain.to_text(run))
+    (folder / "run" / saved_config.FILE).write_text(saved_config.to_text(run))
     return folder / "run"
 
 

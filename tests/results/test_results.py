@@ -18,7 +18,7 @@ import limba
 from limba.cli import main
 from limba.config import ConfigError, InputError
 from limba.tools.results.kinds.bits import BitsPerByte
-from limba.tools.results.kinds.learned import Classification, Example, NamedEntities, PartOfSpeech, Similarity
+from limba.tools.results.kinds.fine_tuned import Classification, Example, NamedEntities, PartOfSpeech, Similarity
 from limba.tools.results.protocol import QUICK
 from limba.tools.results.results import TABLES
 from limba.tools.results.scoring import open_scorers

@@ -13,7 +13,7 @@ import pytest
 
 from limba.cli import convert, evaluate, flags
 from limba.cli.gin import read_model
-from limba.config import ConfigError, InputError, RunConfig, plain
+from limba.config import ConfigError, InputError, RunConfig, saved_config
 from limba.data.packing import PREDICTED
 from limba.data.stream.stages import open_stages
 from limba.formats.limba_checkpoint import LimbaCheckpoint
@@ -208,7 +208,7 @@ def test_rows_longer_than_an_encoder_has_learned_are_refused(tmp_path: Path, cor
 
     def written_by(run: RunConfig, name: str) -> Path:
         shutil.copytree(tmp_path / "pretrained", tmp_path / name)
-        (tmp_path / name / plain.FILE).write_text(plain.to_text(run))
+        (tmp_path / name / saved_config.FILE).write_text(saved_config.to_text(run))
         return tmp_path / name
 
     first = written_by(dataclasses.replace(of(tmp_path, 24), initial_checkpoint_path=None), "first")

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from limba.cli import evaluate, flags, generate, line_flags
 from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
-from limba.config.plain import from_text
+from limba.config.saved_config import from_text
 from limba.data import metrics as text_metrics
 from limba.data import run_data as validation
 from limba.data.objectives.supervised import add_prefix

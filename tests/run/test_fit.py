@@ -12,7 +12,7 @@ import pytest
 
 import limba
 from limba import fit
-from limba.config import ModelConfig, plain
+from limba.config import ModelConfig, saved_config
 from limba.data.vocabulary import ByteVocabulary
 from limba.data.vocabulary.special_ids import SpecialIds
 from limba.fit import Rows
@@ -74,7 +74,7 @@ def test_pairs_in_memory_give_the_figures_of_the_same_run_from_files(
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps({"inputs": a, "targets": b}) + "\n" for a, b in pairs))
     text = (tmp_path / "memory" / "config.json").read_text()
-    config = plain.from_text(text, "config.json")
+    config = saved_config.from_text(text, "config.json")
     assert isinstance(config, limba.RunConfig) and config.initial_checkpoint_path is not None
     assert config.optimizer.schedule.base_learning_rate == 0.02, "the model has been trained for minutes"
     data = dataclasses.replace(config.data, data_files=str(file))

@@ -35,8 +35,8 @@ from limba.data.packing import model_features
 from limba.data.stream.streams import TrainStream
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.published import open_folder
+from limba.data.vocabulary.shifted import StreamVocabulary, row_ids_of
 from limba.data.vocabulary.special_ids import as_stream
-from limba.data.vocabulary.stream import StreamVocabulary, row_ids_of
 from limba.export.huggingface import Choices, export
 from limba.formats import huggingface
 from limba.model import Network

@@ -16,7 +16,6 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
     optimizer_config,
-    plain,
 )
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
@@ -37,13 +36,13 @@ def run(argv):
     with preemption.listening():
         import jax
         from jax.experimental.multihost_utils import sync_global_devices
-        from limba.config import InputError, plain
+        from limba.config import InputError, saved_config
         from limba.data.sources import splits
         from limba.run import train
         import tasks.text_to_text
         splits.COUNTED_BYTES = 0
         splits.BYTES_CHECKED = 1
-        whole, broken = (plain.from_text(Path(path).read_text(), path) for path in argv[:2])
+        whole, broken = (saved_config.from_text(Path(path).read_text(), path) for path in argv[:2])
         corpus, place = Path(whole.data.data_files["train"]), int(argv[2])
 
         def put(letter):
@@ -99,7 +98,7 @@ def write_config(folder: Path, corpus: Path, readers: int) -> str:
         log_every_steps=1,
     )
     path = folder.with_suffix(".json")
-    path.write_text(plain.to_text(config))
+    path.write_text(saved_config.to_text(config))
     return str(path)
 
 

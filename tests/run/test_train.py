@@ -27,7 +27,7 @@ from limba.config import (
     ScheduleConfig,
     optimizer_config,
 )
-from limba.config.plain import from_text, moved
+from limba.config.saved_config import from_text, moved
 from limba.evaluation import history as histories
 from limba.evaluation.summary import plot_loss, summary
 from limba.export.card import write_card

@@ -240,7 +240,7 @@ def _rows_that_fit(source: Source, continued: Continued) -> Sequence[Binding]:
 def lines(continued: Continued, config: RunConfig) -> Iterator[str]:
     """Yields what a run takes from the model that it continues from, and what else it begins with."""
     from limba.data.run_data import RunData
-    from limba.data.vocabulary.stream import published_of
+    from limba.data.vocabulary.shifted import published_of
     from limba.inference.source import special_ids_of
 
     data = config.data
@@ -280,7 +280,7 @@ def _lacking(run: RunData) -> Iterator[str]:
     from limba.data.sources.parquet import TOKENS
     from limba.data.sources.units import UnitSource
     from limba.data.vocabulary.coverage import LEAST, coverage
-    from limba.data.vocabulary.stream import published_of
+    from limba.data.vocabulary.shifted import published_of
     from limba.data.vocabulary.text_sample import Texts
 
     for part in run.parts:

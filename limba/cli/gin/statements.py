@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gin import config_parser
 
-from limba.config import InputError, did_you_mean, foreign, kinds, nearest
+from limba.config import InputError, did_you_mean, kinds, nearest, untrusted_files
 from limba.data.task_modules import ROOT
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR
@@ -181,7 +181,7 @@ def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by
     if path in above:
         raise InputError(f"{asked_by} includes {name}, which includes itself; remove one of the includes.")
     try:
-        text = foreign.text_of(path)
+        text = untrusted_files.text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The gin file {name} cannot be read: {error}.") from None
     include = functools.partial(_read_file, source, search_paths=search_paths, above=(*above, path))

@@ -24,7 +24,7 @@ from limba.data.objectives.supervised import is_supervised, own
 from limba.data.objectives.token_blocks import check_targets, tokenize_documents, unwrapped
 from limba.data.packing import FEATURES
 from limba.data.registry import Mixture, Task, parts_of
-from limba.data.vocabulary.stream import StreamVocabulary
+from limba.data.vocabulary.shifted import StreamVocabulary
 
 PADDED = 0.05  # share of the targets that is padding in every row, from which on it is said
 CAUSAL_LM = "causal_lm"

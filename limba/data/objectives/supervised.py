@@ -18,8 +18,8 @@ from limba.data.dataset import TOKENS, Dataset, Step, preprocessor
 from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.packing import FEATURES
 from limba.data.registry import Feature, Mixture, Task, parts_of
+from limba.data.vocabulary.shifted import StreamVocabulary, offset_of
 from limba.data.vocabulary.spelling import encoder
-from limba.data.vocabulary.stream import StreamVocabulary, offset_of
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 

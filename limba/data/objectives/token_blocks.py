@@ -25,8 +25,8 @@ from limba.data.vocabulary.sentinels import (
     sentinel_table,
     warn_of_byte_sentinels,
 )
+from limba.data.vocabulary.shifted import StreamVocabulary, offset_of
 from limba.data.vocabulary.spelling import encoder
-from limba.data.vocabulary.stream import StreamVocabulary, offset_of
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 Features = Mapping[str, Feature]

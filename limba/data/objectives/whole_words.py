@@ -16,8 +16,8 @@ from limba.data.draws import Words, order_of
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.objectives.token_blocks import NAMES, Features, Rows, Sentinels, check_targets, rows_of_blocks
 from limba.data.vocabulary.sentinels import num_sentinels, sentinel_table
+from limba.data.vocabulary.shifted import StreamVocabulary
 from limba.data.vocabulary.spelling import first_byte
-from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 

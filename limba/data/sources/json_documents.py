@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from limba.config import InputError
-from limba.config.foreign import reason_for
+from limba.config.untrusted_files import reason_for
 
 TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes
 HEAD_BYTES = 4096  # that say whether a file is one array

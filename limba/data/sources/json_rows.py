@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from limba.config import InputError, reason_of
-from limba.config.foreign import reason_for
+from limba.config.untrusted_files import reason_for
 from limba.data.sources import json_documents
 from limba.data.sources.columns import joined, no_column, say_of_list
 from limba.data.sources.failures import RecordError

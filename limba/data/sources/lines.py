@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-from limba.config import foreign
+from limba.config import untrusted_files
 from limba.data.sources.failures import RecordError
 from limba.data.sources.listing import Unit
 from limba.data.sources.notices import say_once
@@ -133,7 +133,7 @@ def _packed_kind(path: str) -> str:
 @contextlib.contextmanager
 def _again(path: str) -> Iterator[IO[bytes]]:
     """Opens a file that is being read once more, to say where it is wrong; OSError if it cannot be, as a pipe."""
-    if "://" not in path and not foreign.is_regular(path):
+    if "://" not in path and not untrusted_files.is_regular(path):
         raise OSError(f"{path} is read once")
     packed = next((suffix for suffix in COMPRESSIONS if path.lower().endswith(suffix)), "")
     with open_file(path, PATIENT) as raw:

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 from fsspec import AbstractFileSystem
 
-from limba.config import InputError, foreign, reason_of, without_credentials
+from limba.config import InputError, reason_of, untrusted_files, without_credentials
 from limba.data.sources import json_documents
 from limba.data.sources.failures import UnitError, advice_on
 from limba.data.sources.fingerprints import File, version_of
@@ -117,7 +117,7 @@ def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
         entries = []
     entries = [entry for entry in entries if entry["type"] != "directory"]
     for entry in entries:
-        foreign.check_regular(entry["name"])
+        untrusted_files.check_regular(entry["name"])
     return [File(str(entry["name"]), entry.get("size")) for entry in entries]
 
 

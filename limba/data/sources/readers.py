@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import zstandard
 
 from limba.config import InputError
-from limba.config.foreign import reason_for
+from limba.config.untrusted_files import reason_for
 from limba.data.sources.columns import joined, say_of_list
 from limba.data.sources.failures import RecordError, UnitError, advice_on
 from limba.data.sources.json_rows import json_texts

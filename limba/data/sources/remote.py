@@ -26,7 +26,7 @@ import zstandard
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem, sync
 
-from limba.config import foreign, reason_of
+from limba.config import reason_of, untrusted_files
 from limba.storage.failures import limited
 from limba.storage.files import is_local
 
@@ -325,7 +325,7 @@ def in_utf8(path: str) -> str | None:
     """Returns the shell's commands that write a local text as UTF-8, from its likeliest encoding; None for none."""
     if "://" in path or path.endswith((".zst", ".bz2", ".xz")):
         return None
-    if not foreign.is_regular(path):
+    if not untrusted_files.is_regular(path):
         return None  # as standard input
     is_packed = path.endswith(".gz")
     with (gzip.open if is_packed else open)(path, "rb") as file:

@@ -14,7 +14,7 @@ from limba.data.sources.columns import FIELD_SEPARATOR
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Recipe
-from limba.data.vocabulary.stream import published_of
+from limba.data.vocabulary.shifted import published_of
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 

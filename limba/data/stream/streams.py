@@ -28,7 +28,7 @@ from limba.data.stream.names import BatchDocuments
 from limba.data.stream.positions import DataPositions, Position, Resumption
 from limba.data.stream.shard import Recipe, Rows, Shard, ShardPlace
 from limba.data.tasks import Provider
-from limba.data.vocabulary.stream import row_ids_of
+from limba.data.vocabulary.shifted import row_ids_of
 
 logger = logging.getLogger(__name__)
 

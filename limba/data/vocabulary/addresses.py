@@ -6,7 +6,7 @@ import hashlib
 
 from limba.data.vocabulary.files import place_of
 from limba.data.vocabulary.published import PublishedVocabulary
-from limba.data.vocabulary.stream import StreamVocabulary
+from limba.data.vocabulary.shifted import StreamVocabulary
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, plain
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import fsspec
 from etils import epath
 
-from limba.config import InputError, foreign, reason_of, without_credentials
+from limba.config import InputError, reason_of, untrusted_files, without_credentials
 from limba.storage import hub, servers
 from limba.storage.files import resolved, write_whole
 
@@ -82,7 +82,7 @@ def content(path: str) -> bytes:
         if path.startswith("hf://"):
             servers.check_hub()
         if "://" not in path:
-            return foreign.bytes_of(os.path.expanduser(path))
+            return untrusted_files.bytes_of(os.path.expanduser(path))
         with fsspec.open(path, "rb") as file:
             return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
     except FileNotFoundError as error:

@@ -15,7 +15,7 @@ from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.files import content, is_folder
 from limba.data.vocabulary.published import PublishedVocabulary, open_address
 from limba.data.vocabulary.sentinels import SENTINEL, num_sentinels
-from limba.data.vocabulary.stream import StreamVocabulary, published_of
+from limba.data.vocabulary.shifted import StreamVocabulary, published_of
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, parse_model
 

@@ -11,8 +11,8 @@ from limba.data.vocabulary.addresses import content_name
 from limba.data.vocabulary.load import NUM_SENTINELS, check_vocabulary, fitting_rows, load_vocabulary, read_model
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.sentinels import id_of_piece, num_sentinels, piece_name, sentinel_ids
+from limba.data.vocabulary.shifted import published_of
 from limba.data.vocabulary.spelling import encoder, is_byte_piece, piece_texts
-from limba.data.vocabulary.stream import published_of
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from limba.config import InputError
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.published import PublishedVocabulary
-from limba.data.vocabulary.stream import StreamVocabulary
+from limba.data.vocabulary.shifted import StreamVocabulary
 from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 

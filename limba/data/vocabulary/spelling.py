@@ -12,7 +12,7 @@ import sentencepiece
 from limba.config import InputError
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.sentinels import BYTE_SENTINELS, SENTINEL, has_byte_sentinels
-from limba.data.vocabulary.stream import StreamVocabulary, published_of
+from limba.data.vocabulary.shifted import StreamVocabulary, published_of
 from limba.data.vocabulary.tokenizers import BYTE, SPACE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 

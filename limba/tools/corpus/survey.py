@@ -9,7 +9,7 @@ from typing import NamedTuple
 import fsspec
 
 from limba.api import UnitSource, records, source_of_files
-from limba.config import InputError, foreign
+from limba.config import InputError, untrusted_files
 
 BYTES_READ = 1 << 26  # of text; this much of a larger corpus is read, in units all over it, and the rest estimated
 MOST_UNITS = 256  # of a large corpus that are read
@@ -116,7 +116,7 @@ def text_columns(path: str) -> tuple[str, ...]:
     file_format = name.rpartition(".")[2]
     if file_format != "parquet" and file_format not in TABLES:
         return ()
-    with foreign.reading(path, "check the file"):
+    with untrusted_files.reading(path, "check the file"):
         if file_format == "parquet":
             return _parquet_columns(path)
         _, record = next(records(path), ("", {}))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.api import GinFlags, Parser
-from limba.config import InputError, RunConfig, environment, foreign, kinds
+from limba.config import InputError, RunConfig, environment, kinds, untrusted_files
 from limba.tools.pages import serving
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _check_output(output: str | None) -> None:
         raise InputError(f"--output is {output}, a folder; name a file in it, such as {path / PAGE}.")
     if not path.exists():
         return
-    is_report = foreign.is_regular(path) and MARK.encode() in foreign.bytes_of(path, READ)
+    is_report = untrusted_files.is_regular(path) and MARK.encode() in untrusted_files.bytes_of(path, READ)
     if not is_report:
         raise InputError(f"--output is {output}, which exists and is not a report; name another file.")
 

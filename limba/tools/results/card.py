@@ -10,7 +10,7 @@ from pathlib import Path
 import huggingface_hub
 
 from limba.api import write_whole
-from limba.config import InputError, foreign
+from limba.config import InputError, untrusted_files
 from limba.tools.results.suites import Suite
 from limba.tools.results.table import Table
 
@@ -28,15 +28,15 @@ END = "<!-- end of limba results {} -->"
 
 def read(card: Path) -> huggingface_hub.ModelCard:
     """Returns the card of a model; InputError for one whose metadata cannot be read."""
-    with foreign.reading(card, "correct its metadata"):
-        return huggingface_hub.ModelCard(foreign.text_of(card))
+    with untrusted_files.reading(card, "correct its metadata"):
+        return huggingface_hub.ModelCard(untrusted_files.text_of(card))
 
 
 def languages(card: Path) -> list[str]:
     """Returns the languages that a model's card names; [] without any, or without a card that can be read."""
     named = None
-    with contextlib.suppress(InputError), foreign.reading(card):
-        foreign.check_regular(card)
+    with contextlib.suppress(InputError), untrusted_files.reading(card):
+        untrusted_files.check_regular(card)
         named = (huggingface_hub.metadata_load(card) or {}).get("language")
     if named is None:
         return []

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from limba.tools.results.kinds.learned import Example, Learned
+from limba.tools.results.kinds.fine_tuned import Example, Learned
 from limba.tools.results.outcome import Prediction, percentiles
 from limba.tools.results.protocol import Protocol
 from limba.tools.results.scores import Draws

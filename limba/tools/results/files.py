@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from limba.api import records, text_lines
-from limba.config import InputError, foreign, kinds
+from limba.config import InputError, kinds, untrusted_files
 
 Row = tuple[str, Mapping[str, object]]  # where it stands, and its columns
 DOCUMENT = "document"  # the column that says which rows belong together
@@ -101,7 +101,7 @@ def place_of(folder: str, name: str) -> Path:
 
 def checksum(path: Path) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
-    foreign.check_regular(path)
+    untrusted_files.check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -111,8 +111,8 @@ def bytes_of(path: Path) -> bytes:
 
     Raises InputError for a damaged archive.
     """
-    with foreign.reading(path, COPY):
-        packed = foreign.bytes_of(path)
+    with untrusted_files.reading(path, COPY):
+        packed = untrusted_files.bytes_of(path)
         if path.suffix == ".gz":
             return gzip.decompress(packed)
         if path.suffix != ".zip":
@@ -179,8 +179,8 @@ def rows(path: Path, columns: Sequence[str | int]) -> Iterator[Row]:
         name = name.removesuffix(".zip")
         content = bytes_of(path)
     if content is None:
-        foreign.check_regular(path)
-    with foreign.reading(path, COPY):
+        untrusted_files.check_regular(path)
+    with untrusted_files.reading(path, COPY):
         for where, row in records(name, names, has_header=has_header, content=content):
             yield _checked(where, row, names)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from limba.config import InputError, foreign
+from limba.config import InputError, untrusted_files
 from limba.tools.results.files import checksum, hub_id
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -62,7 +62,7 @@ class OpenModel:
             self.tokenizer.pad_token = self.tokenizer.eos_token
 
     def _reading(self) -> Any:
-        return foreign.reading(self.name, "give a model that transformers' own classes open")
+        return untrusted_files.reading(self.name, "give a model that transformers' own classes open")
 
     def check(self, is_tagged: bool) -> int:
         """Returns the longest text that the model reads, in tokens; InputError if it has no class for a task."""
@@ -208,10 +208,10 @@ def open_model(name: str, exports: Path, imports: Sequence[str] = ()) -> OpenMod
 def _model_type(folder: Path) -> str | None:
     """Returns the model_type in transformers' config.json; None without one, as in the config.json of a run."""
     file = folder / "config.json"
-    if not foreign.is_regular(file):
+    if not untrusted_files.is_regular(file):
         return None
-    with foreign.reading(file):
-        config_dict = json.loads(foreign.text_of(file))
+    with untrusted_files.reading(file):
+        config_dict = json.loads(untrusted_files.text_of(file))
     model_type = config_dict.get("model_type") if isinstance(config_dict, dict) else None
     return None if model_type is None else str(model_type)
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from limba.config import InputError, environment, extras, foreign
+from limba.config import InputError, environment, extras, untrusted_files
 from limba.tools.results.scoring_methods import CAUSAL, GAPS, HOW, MASKED
 
 MOST_LOGITS = 1 << 26  # numbers of a batch's logits: 256 MiB in float32
@@ -58,7 +58,7 @@ def open_folder(name: str) -> ForeignScorer:
         config = _config(name)
         way = _way(name, config)
         path, revision = _path_and_revision(name)
-        with foreign.reading(name, "copy the folder again, or check that transformers opens it"), _quiet():
+        with untrusted_files.reading(name, "copy the folder again, or check that transformers opens it"), _quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
             made: Any = _class_of(way).from_pretrained(
                 path,
@@ -140,7 +140,7 @@ def _config(name: str) -> Any:
             f"{name} is of the kind {kind!r}, which transformers {transformers.__version__} does not know; give"
             " another model, or install a version that has it."
         )
-    with foreign.reading(f"{name}: its config.json", "copy the folder again"), _quiet():
+    with untrusted_files.reading(f"{name}: its config.json", "copy the folder again"), _quiet():
         return transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
 
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from limba.config import foreign
+from limba.config import untrusted_files
 from limba.tools.results.files import checksum, place_of
 from limba.tools.results.outcome import Outcome
 
@@ -74,8 +74,8 @@ class OutcomeCache:
 
 
 def _read(path: Path) -> Outcome:
-    with foreign.reading(path, "remove it, and it is computed again"):
-        outcome = Outcome(**json.loads(foreign.text_of(path))["outcome"])
+    with untrusted_files.reading(path, "remove it, and it is computed again"):
+        outcome = Outcome(**json.loads(untrusted_files.text_of(path))["outcome"])
         numbers = [*outcome.figures.values(), *outcome.parts.values(), *outcome.notes.values()]
         numbers += [end for ends in outcome.intervals.values() for end in ends]
         numbers += [number for entry in outcome.curve for number in entry.values()]

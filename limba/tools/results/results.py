@@ -176,7 +176,7 @@ class Measured:
     """A table that is filled model by model."""
 
     def __init__(self, tasks: Sequence[Read], args: argparse.Namespace, folder: Path, protocol: Protocol):
-        from limba.tools.results.kinds.learned import Learned
+        from limba.tools.results.kinds.fine_tuned import Learned
         from limba.tools.results.outcome_cache import OutcomeCache, digest
         from limba.tools.results.protocol import QUICK
         from limba.tools.results.table import Table
@@ -205,7 +205,7 @@ class Measured:
 
     def open(self, model: str) -> list[FineTuning]:
         """Returns the trainings of a model, whose weights are not read yet; InputError for what it cannot learn."""
-        from limba.tools.results.kinds.learned import Learned
+        from limba.tools.results.kinds.fine_tuned import Learned
 
         tasks = [(read.task, read.parts) for read in self.tasks if isinstance(read.task, Learned)]
         if not tasks:
@@ -283,7 +283,7 @@ class Measured:
 
     def add_floors(self) -> None:
         """Adds the baselines that need no model."""
-        from limba.tools.results.kinds.learned import Learned
+        from limba.tools.results.kinds.fine_tuned import Learned
         from limba.tools.results.outcome import Outcome
 
         for read in self.tasks:
@@ -307,7 +307,7 @@ class Measured:
     def compare(self) -> None:
         """Adds intervals over test examples, and the comparisons of models in pairs, which say what is the best."""
         from limba.tools.results import comparison
-        from limba.tools.results.kinds.learned import Learned
+        from limba.tools.results.kinds.fine_tuned import Learned
 
         for read in self.tasks:
             task = read.task

@@ -12,7 +12,7 @@ from limba.cli.gin.statements import Macro, read
 from limba.config import ConfigError, InputError
 from limba.config.errors import did_you_mean
 from limba.tools.results import files
-from limba.tools.results.kinds import learned
+from limba.tools.results.kinds import fine_tuned
 from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.pairs import MinimalPairs
 from limba.tools.results.outcome import Figures, Outcome
@@ -21,9 +21,9 @@ from limba.tools.results.protocol import PROTOCOL, Protocol
 if TYPE_CHECKING:
     from limba.tools.results.scoring import Scorer
 
-Task = MinimalPairs | BitsPerByte | learned.Learned
+Task = MinimalPairs | BitsPerByte | fine_tuned.Learned
 OF_MODELS = (MinimalPairs, BitsPerByte)  # that models are scored on as they are
-TO_LEARN = (learned.Classification, learned.Similarity, learned.NamedEntities, learned.PartOfSpeech)
+TO_LEARN = (fine_tuned.Classification, fine_tuned.Similarity, fine_tuned.NamedEntities, fine_tuned.PartOfSpeech)
 KINDS = {kind.__name__: kind for kind in (*OF_MODELS, *TO_LEARN)}
 SUITE = "suite"  # whose fields are the suite's own
 
@@ -34,7 +34,7 @@ class Read(NamedTuple):
     task: Task
     floors: Callable[[], Mapping[str, Figures]]  # the baselines that need no model, of a task that is not learned
     measure: Callable[[Scorer], Outcome] | None  # of a model as it is; None: it is fine-tuned first
-    parts: learned.Parts | None
+    parts: fine_tuned.Parts | None
 
 
 class Suite(NamedTuple):
@@ -131,7 +131,7 @@ def _missing(task: Task, folder: str, name: str) -> str:
 
 def check_packages(suite: Suite) -> None:
     """Imports what a suite needs besides Limba's own packages; ModuleNotFoundError where one is missing."""
-    if any(isinstance(task, learned.Learned) for task in suite.tasks):
+    if any(isinstance(task, fine_tuned.Learned) for task in suite.tasks):
         import accelerate  # noqa: F401
         import torch  # noqa: F401
         import transformers  # noqa: F401

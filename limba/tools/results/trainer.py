@@ -18,7 +18,7 @@ import transformers
 
 from limba.config import InputError
 from limba.tools.results.foreign_models import OpenModel
-from limba.tools.results.kinds.learned import Example, Learned, Parts, Similarity
+from limba.tools.results.kinds.fine_tuned import Example, Learned, Parts, Similarity
 from limba.tools.results.outcome import Outcome, Prediction
 from limba.tools.results.protocol import Protocol
 

@@ -13,7 +13,15 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from etils import epath
 
-from limba.config import ConfigError, InputError, RunConfig, ScheduleConfig, StorageError, plain, without_credentials
+from limba.config import (
+    ConfigError,
+    InputError,
+    RunConfig,
+    ScheduleConfig,
+    StorageError,
+    saved_config,
+    without_credentials,
+)
 from limba.config.schedule import LEAST_RATE
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
@@ -196,7 +204,7 @@ def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterat
             for name in (*COPIED, *copies_in(original)):
                 if (original / name).exists():
                     write_whole(directory / name, (original / name).read_bytes())
-            for name, text in {plain.FILE: plain.to_text(config), **texts}.items():
+            for name, text in {saved_config.FILE: saved_config.to_text(config), **texts}.items():
                 write_whole(directory / name, text)
             try:
                 step_directory.copy_step(there[branch.step], directory / "checkpoints", mine.confirm)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from limba.config import ConfigError, InputError, ModelConfig, NoModelError, RunConfig, plain
+from limba.config import ConfigError, InputError, ModelConfig, NoModelError, RunConfig, saved_config
 from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.formats import huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import LAST_BYTE, extra_ids_in
@@ -143,8 +143,8 @@ def _trained(path: str) -> tuple[ModelConfig, int] | None:
     if opened.kind == HUGGING_FACE:
         model = huggingface.model_config(str(opened.directory))
         return model, model.max_length
-    file = opened.directory / plain.FILE
-    found = plain.from_text(read_text(file), str(file)) if file.exists() else None
+    file = opened.directory / saved_config.FILE
+    found = saved_config.from_text(read_text(file), str(file)) if file.exists() else None
     if not isinstance(found, RunConfig):
         return found and (found, found.max_length)
     if not found.initial_checkpoint_path:

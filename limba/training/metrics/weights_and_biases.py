@@ -15,7 +15,7 @@ from typing import Any
 
 from etils import epath
 
-from limba.config import ConfigError, InputError, RunConfig, plain, reason_of
+from limba.config import ConfigError, InputError, RunConfig, reason_of, saved_config
 from limba.storage.failures import limited
 from limba.storage.files import write_whole
 
@@ -73,7 +73,7 @@ class WeightsAndBiases:
                 project=known.get("project") or os.environ.get("WANDB_PROJECT") or PROJECT,
                 entity=known.get("entity"),
                 name=os.environ.get("WANDB_NAME") or os.path.basename(config.model_dir.rstrip("/")),
-                config=json.loads(plain.to_text(config))["run"],
+                config=json.loads(saved_config.to_text(config))["run"],
                 resume="allow",
                 dir=os.environ.get("WANDB_DIR") or directory,
                 settings=wandb.Settings(console="off", silent=True, disable_git=True, init_timeout=START_SECONDS),

@@ -16,8 +16,8 @@ from limba.data.packing import PREDICTED
 from limba.data.registry import Feature
 from limba.data.vocabulary.published import open_folder
 from limba.data.vocabulary.sentinels import sentinel_table
+from limba.data.vocabulary.shifted import StreamVocabulary
 from limba.data.vocabulary.special_ids import as_stream
-from limba.data.vocabulary.stream import StreamVocabulary
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from tests import published as folders
 

@@ -20,9 +20,9 @@ from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
 from limba.data.vocabulary.piece_table import PieceTable
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.sentinels import sentinel_table
+from limba.data.vocabulary.shifted import RowIds, StreamVocabulary, offset_of, published_of, row_ids_of
 from limba.data.vocabulary.special_ids import as_stream, of_run
 from limba.data.vocabulary.spelling import piece_texts
-from limba.data.vocabulary.stream import RowIds, StreamVocabulary, offset_of, published_of, row_ids_of
 from tasks import t5_mlm, text_to_text  # noqa: F401  register the tasks
 from tests import published as folders
 from tests.bucket_server import emulated

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from limba.evaluation.standing import standing
+from limba.evaluation.run_state import standing
 from limba.training.metrics import console
 from limba.training.metrics.logging import Metrics
 from limba.training.metrics.records import LOG

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba.cli.gin import GinRun, read_run
-from limba.config import InputError, ModelConfig, foreign, without_credentials
+from limba.config import InputError, ModelConfig, untrusted_files, without_credentials
 from limba.tools.migrate.huggingface import keys
 from limba.tools.migrate.huggingface.corpus import Translation, set_corpus, set_length_of_run
 from limba.tools.migrate.huggingface.values import Values, read_values
@@ -188,7 +188,7 @@ def _model(translation: Translation) -> None:
     folder = folder_of(_with_revision(translation, sizes), weights=sizes == start)
     model = model_config(folder, kind="t5")
     file = folder / "config.json" if folder.is_dir() else folder  # config_name may be the file itself
-    config = json.loads(foreign.bytes_of(file))
+    config = json.loads(untrusted_files.bytes_of(file))
     for name in ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers"):
         translation.set(f"config.ModelConfig.{name}", getattr(model, name), key)
     _other_sizes(translation, model, key)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from limba.cli.gin.statements import Size, Source, read_override, read_text
-from limba.config import InputError, did_you_mean, foreign
+from limba.config import InputError, did_you_mean, untrusted_files
 from limba.tools.migrate.t5x import tables
 
 _MARKS = re.compile(r"""^[ \t]*(include\s+['"]t5x/|(from|import)\s+t5x\b|import\s+__main__\b)""", re.MULTILINE)
@@ -56,7 +56,7 @@ def is_t5x(files: Sequence[str], search_paths: Sequence[Path] = ()) -> bool:
                 return True
             continue
         try:
-            text = foreign.text_of(path)
+            text = untrusted_files.text_of(path)
         except (OSError, UnicodeDecodeError, InputError):
             continue
         if _OURS.search(text):
@@ -106,7 +106,7 @@ def _read_file(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str
         _read_table(theirs, name, folders, asked_by, above)
         return
     try:
-        text = foreign.text_of(path)
+        text = untrusted_files.text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The gin file {name} cannot be read: {error}.") from None
     modules = re.findall(r"from\s+t5x\.examples\.(\w+)\s+import\s+network", text)

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from limba.api import RunDirectory, Standing, evenly, flops_per_sequence
-from limba.config import InputError, RunConfig, foreign, reason_of
+from limba.config import InputError, RunConfig, reason_of, untrusted_files
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
 EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl")  # of model_dir/evaluations
@@ -195,6 +195,6 @@ def own_bytes(folder: epath.Path, path: epath.Path) -> bytes | None:
     try:
         if "://" in os.fspath(path):
             return path.read_bytes() if path.exists() else None
-        return foreign.bytes_of(path) if foreign.is_inside(path, folder) else None
+        return untrusted_files.bytes_of(path) if untrusted_files.is_inside(path, folder) else None
     except (OSError, ValueError):
         return None

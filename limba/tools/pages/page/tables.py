@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from limba.api import duration
-from limba.config import plain, without_credentials
+from limba.config import saved_config, without_credentials
 from limba.tools.pages.page.charts import short
 from limba.tools.pages.page.events import events_of, thinned
 from limba.tools.pages.page.runs import Run
@@ -176,7 +176,7 @@ def happened(runs: Sequence[Run]) -> str:
 
 def configuration(runs: Sequence[Run]) -> str:
     """Returns the fields that differ from their defaults or between the runs, and behind a fold all fields."""
-    by_run = [dict(_flat(json.loads(plain.to_text(run.config))["run"])) for run in runs]
+    by_run = [dict(_flat(json.loads(saved_config.to_text(run.config))["run"])) for run in runs]
     defaults = dict(_defaults(type(runs[0].config), runs[0].config))
     chosen = []
     others = []
@@ -272,10 +272,10 @@ def _defaults(kind: type, configured: object, prefix: str = "") -> Iterator[tupl
         if dataclasses.is_dataclass(value):
             if field.default_factory is not dataclasses.MISSING:
                 # The default of a part may differ from the defaults of its kind.
-                yield from _flat(plain.as_data(field.default_factory()), f"{name}.")
+                yield from _flat(saved_config.as_data(field.default_factory()), f"{name}.")
             else:
                 yield from _defaults(type(value), value, f"{name}.")
         elif field.default is not dataclasses.MISSING:
-            yield name, plain.as_data(field.default)
+            yield name, saved_config.as_data(field.default)
         elif field.default_factory is not dataclasses.MISSING:
-            yield name, plain.as_data(field.default_factory())
+            yield name, saved_config.as_data(field.default_factory())

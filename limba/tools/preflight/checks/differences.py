@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from limba.api import RunDirectory
-from limba.config import InputError, RunConfig, plain
+from limba.config import InputError, RunConfig, saved_config
 from limba.config.kinds import class_name
 from limba.tools.preflight.checks.verdict import Data, Line
 
@@ -87,8 +87,8 @@ def differences(config: RunConfig, saved: RunConfig) -> list[Difference]:
     >>> [str(each) for each in differences(other, run)]
     ['DataConfig.seed is 1 (it was 0)', 'RunConfig.train_steps is 200 (it was 100)']
     """
-    now = json.loads(plain.to_text(config))["run"]
-    before = json.loads(plain.to_text(saved))["run"]
+    now = json.loads(saved_config.to_text(config))["run"]
+    before = json.loads(saved_config.to_text(saved))["run"]
     return list(_compared(config, now, before))
 
 
@@ -115,7 +115,7 @@ def with_saved_run(config: RunConfig, data: Data) -> Iterator[Line]:
         yield Line("ok", f"{config.model_dir} holds no run.")
         return
     # Paths inside of the directory are compared as if both runs were in the same one.
-    changed = differences(plain.moved(config, config.model_dir), plain.moved(saved, config.model_dir))
+    changed = differences(saved_config.moved(config, config.model_dir), saved_config.moved(saved, config.model_dir))
     data["differs_from_saved_run"] = [difference.field for difference in changed]
     if not steps:
         yield Line("ok", f"{config.model_dir} describes a run that has no checkpoint yet.")

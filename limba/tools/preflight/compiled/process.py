@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from limba.config import InputError, RunConfig, plain
+from limba.config import InputError, RunConfig, saved_config
 from limba.tools.preflight.compiled.topologies import Figures, check_installed
 from limba.tools.preflight.compiled.topologies import topology as find_topology
 
@@ -45,7 +45,7 @@ def _answer(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], to
     with tempfile.TemporaryDirectory(prefix="limba-preflight-") as folder:
         directory = Path(folder)
         asked = {
-            "config": plain.to_text(config),
+            "config": saved_config.to_text(config),
             "feature_shapes": dict(feature_shapes),
             "topology": topology,
             "dump": str(directory / "dump"),

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from limba.config import InputError, RunConfig, plain
+from limba.config import InputError, RunConfig, saved_config
 from limba.config.errors import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def is_program(value: object) -> bool:
 def _answer(request: Json) -> Json:
     shapes = {name: tuple(shape) for name, shape in request["feature_shapes"].items()}
     try:
-        config = plain.from_text(request["config"], "the request")
+        config = saved_config.from_text(request["config"], "the request")
         assert isinstance(config, RunConfig)
         return figures(config, shapes, request["topology"], request["dump"])  # pyright: ignore[reportArgumentType]
     except InputError as error:

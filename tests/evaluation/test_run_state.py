@@ -6,7 +6,7 @@ import pytest
 from etils import epath
 
 from limba.cli.main import main
-from limba.evaluation.standing import SILENT, standing
+from limba.evaluation.run_state import SILENT, standing
 from limba.evaluation.status import Status
 from limba.storage import lease
 from limba.tools.pages.page import headline

@@ -20,7 +20,7 @@ from limba.config import (
     ScheduleConfig,
     optimizer_config,
 )
-from limba.config.plain import from_text, moved, to_text
+from limba.config.saved_config import from_text, moved, to_text
 from tests import tiny
 
 CONFIGS = {
