@@ -24,7 +24,7 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
     optimizer_config,
-    plain,
+    saved_config,
 )
 from limba.config.optimizer import RULES, fields_of
 from limba.data import task_modules
@@ -133,16 +133,16 @@ def run_with(optimizer: OptimizerConfig) -> RunConfig:
 
 @pytest.mark.parametrize("name", RULES)
 def test_config_json_has_the_rule_s_own_fields(name: str) -> None:
-    text = plain.to_text(run_with(optimizer_config(name, weight_decay=0.1)))
+    text = saved_config.to_text(run_with(optimizer_config(name, weight_decay=0.1)))
     assert set(json.loads(text)["run"]["optimizer"]) == {field.name for field in dataclasses.fields(RULES[name])}
-    assert plain.from_text(text, "config.json") == run_with(optimizer_config(name, weight_decay=0.1))
+    assert saved_config.from_text(text, "config.json") == run_with(optimizer_config(name, weight_decay=0.1))
 
 
 def test_config_json_names_the_rules_that_there_are() -> None:
-    document = json.loads(plain.to_text(run_with(optimizer_config())))
+    document = json.loads(saved_config.to_text(run_with(optimizer_config())))
     document["run"]["optimizer"]["name"] = "sgd"
     with pytest.raises(InputError, match=r"config.json: OptimizerConfig.name is 'sgd'; choose one of adafactor,"):
-        plain.from_text(json.dumps(document), "config.json")
+        saved_config.from_text(json.dumps(document), "config.json")
 
 
 @pytest.mark.usefixtures("_no_task_modules")
@@ -198,7 +198,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> type[OptimizerConfig]:
 def test_a_new_rule_is_known_everywhere(made_up: type[OptimizerConfig]) -> None:
     rule = optimizer_config("made_up", sharpness=3.0)
     assert isinstance(rule, made_up)
-    assert plain.from_text(plain.to_text(run_with(rule)), "config.json") == run_with(rule)
+    assert saved_config.from_text(saved_config.to_text(run_with(rule)), "config.json") == run_with(rule)
     overrides = ["MODEL_DIR=/runs/a", "config.OptimizerConfig.name=made_up", "config.OptimizerConfig.sharpness=3"]
     assert getattr(read_run(["gin/demo.gin"], overrides).config.optimizer, "sharpness", None) == 3
     with pytest.raises(ConfigError, match="sharpness is a field of made_up, and OptimizerConfig.name is 'adamw'"):

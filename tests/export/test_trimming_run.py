@@ -19,7 +19,7 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
     optimizer_config,
-    plain,
+    saved_config,
 )
 from limba.export import trimming_run
 from limba.export.trimming import trim
@@ -78,7 +78,7 @@ def saved_run(directory: Path, config: OptimizerConfig, corpus: Path, vocabulary
     run = RunConfig(MODEL, data, str(directory), train_steps=100, optimizer=config, evaluation=evaluation)
     with Checkpoints(str(directory), CheckpointConfig(), data) as checkpoints:
         checkpoints.save(STEP, state, {})
-    (directory / plain.FILE).write_text(plain.to_text(run))
+    (directory / saved_config.FILE).write_text(saved_config.to_text(run))
     return state
 
 
@@ -90,7 +90,7 @@ def trimmed(run: Path, out: Path, corpus: Path) -> Trimmed:
 
 
 def network_of(run: Path) -> ModelConfig:
-    found = plain.from_text((run / plain.FILE).read_text(), str(run))
+    found = saved_config.from_text((run / saved_config.FILE).read_text(), str(run))
     assert isinstance(found, ModelConfig)
     return found
 

@@ -19,7 +19,7 @@ from limba.config import (
     LossConfig,
     MeshConfig,
     optimizer_config,
-    plain,
+    saved_config,
 )
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import flatten, unstack_layers
@@ -208,7 +208,7 @@ def test_a_model_that_is_used_is_the_average_unless_the_run_has_none(tmp_path: P
     source = Source(str(place), tmp_path / "run", {0: place}, "Limba", model=SMALL)  # pyright: ignore[reportArgumentType]
     assert_has(source.arrays(0), True)
 
-    (tmp_path / "run" / "config.json").write_text(plain.to_text(SMALL))
+    (tmp_path / "run" / "config.json").write_text(saved_config.to_text(SMALL))
     for flags, average in (([], True), (["--trained_weights"], False), ([], True)):  # the same folder: each replaces it
         arguments = ["--formats=pytorch", "--vocabulary=none", "--no_check", *flags]
         convert.run([str(tmp_path / "run"), str(tmp_path / "out"), *arguments])

@@ -19,7 +19,7 @@ from limba.config import (
     ScheduleConfig,
     StorageError,
     optimizer_config,
-    plain,
+    saved_config,
 )
 from limba.config.schedule import BRANCH_SHAPES
 from limba.formats import hub_models
@@ -83,7 +83,7 @@ def config_of(directory: Path, schedule: ScheduleConfig | None = None, **data: o
 def run(tmp_path: Path) -> Path:
     """A run directory with checkpoints at the steps 20 and 40."""
     states.save(tmp_path / "run", 20, 40)
-    (tmp_path / "run" / plain.FILE).write_text(plain.to_text(config_of(tmp_path / "run")))
+    (tmp_path / "run" / saved_config.FILE).write_text(saved_config.to_text(config_of(tmp_path / "run")))
     (tmp_path / "run" / "skipped_batches.jsonl").write_text("")
     return tmp_path / "run"
 
