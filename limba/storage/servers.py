@@ -97,7 +97,8 @@ def _google() -> type:
     limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
     config.conf.setdefault("gs", {}).setdefault("requests_timeout", limits)
     # Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every request.
-    zonal = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT" in os.environ
+    # It reads the variable when it is imported, which may be before a command sets it.
+    zonal = os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "").lower() in ("true", "1")
     return gcsfs.GCSFileSystem if zonal else gcsfs.core.GCSFileSystem
 
 
