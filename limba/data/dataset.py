@@ -273,10 +273,13 @@ class _Tokenized(Derived[T, Vector]):
     def _joined(self, group: Sequence[Item[T]]) -> Item[Vector]:
         """Returns the tokens of some documents in a row."""
         vectors = self._tokenize([item.value for item in group])
-        filled = [number for number, vector in enumerate(vectors) if len(vector)]
-        # A document without tokens is in no row.
-        documents = [document for number in filled for document in group[number].documents]
-        ends = np.cumsum([len(vectors[number]) for number in filled], dtype=np.int64)
+        documents: list[Document] = []
+        sizes = []
+        for item, vector in zip(group, vectors, strict=True):
+            if len(vector):  # a document without tokens is in no row
+                documents += item.documents
+                sizes.append(len(vector))
+        ends = np.cumsum(sizes, dtype=np.int64)
         return Item({"targets": np.concatenate(vectors)}, documents, group[-1].place, ends)
 
 

@@ -169,13 +169,15 @@ class _Registry:
 class TaskRegistry(_Registry):
     """All tasks; `add` takes the arguments of `Task`."""
 
-    kind, _own = Task, {}
+    kind = Task
+    _own: ClassVar[dict[str, Provider]] = {}
 
 
 class MixtureRegistry(_Registry):
     """All mixtures; `add` takes the arguments of `Mixture`."""
 
-    kind, _own = Mixture, {}
+    kind = Mixture
+    _own: ClassVar[dict[str, Provider]] = {}
 
 
 def _add_to_seqio(*made: Provider) -> None:

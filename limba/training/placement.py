@@ -19,7 +19,8 @@ def shards_of_this_process(sharding: jax.sharding.Sharding, config: DataConfig) 
 
     Raises ConfigError if the devices divide the batch unevenly, or if a shard is on two processes.
     """
-    rows, rows_per_shard = _local_rows(sharding, config.batch_size), config.rows_per_shard
+    rows = _local_rows(sharding, config.batch_size)
+    rows_per_shard = config.rows_per_shard
     shards = sorted({row // rows_per_shard for row in rows})
     if len(rows) != len(shards) * rows_per_shard:
         starts = [row for row in rows if row - 1 not in rows]
@@ -54,7 +55,8 @@ def global_batch(
     `row_ids` are those of the task's vocabulary. Row r belongs to shard r // rows_per_shard, so the batch does not
     depend on how many hosts made it.
     """
-    rows_per_shard, shards = config.rows_per_shard, sorted(rows_by_shard)
+    rows_per_shard = config.rows_per_shard
+    shards = sorted(rows_by_shard)
     first_row = np.zeros([config.batch_size // rows_per_shard], np.int64)  # of each shard, in the local rows
     first_row[shards] = rows_per_shard * np.arange(len(shards))
     choices = (config.sequence_length, config.num_predicted, row_ids)

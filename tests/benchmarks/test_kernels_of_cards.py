@@ -1,6 +1,7 @@
 """Attention's kernels compiled for every kind of NVIDIA's cards, without one: they fit into its shared memory."""
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -39,9 +40,8 @@ def test_kernels_compile_and_take_the_shared_memory_that_is_written_down(card: s
     done = subprocess.run([*command, *choices], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert {(line["dtype"], line["width"]) for line in lines} == {
-        (dtype, width) for dtype in ("bfloat16", "float32") for width in pallas_gpu.WIDTHS
-    }
+    wanted = set(itertools.product(("bfloat16", "float32"), pallas_gpu.WIDTHS))
+    assert {(line["dtype"], line["width"]) for line in lines} == wanted
     capability = hardware.chip(card).capability
     for line in lines:
         kernels = line["kernels"].values()
@@ -50,5 +50,6 @@ def test_kernels_compile_and_take_the_shared_memory_that_is_written_down(card: s
         taken = max(kernel["shared_kib"] for kernel in kernels)
         assert taken <= pallas_gpu.shared_kib(capability, size, line["width"]) <= SHARED_KIB[capability], line
         if size == 2:
-            found = {product.split()[0] for kernel in kernels for product in kernel["products"]}
-            assert found and found <= INSTRUCTIONS[int(capability)], line
+            products = itertools.chain.from_iterable(kernel["products"] for kernel in kernels)
+            instructions = {product.split()[0] for product in products}
+            assert instructions and instructions <= INSTRUCTIONS[int(capability)], line

@@ -48,7 +48,7 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, draw
 
 
 def is_without_tensorflow(task: Task) -> bool:
-    """Returns whether all preprocessors of a task are run here: ours, and those of seqio's that we have too."""
+    """Returns whether all preprocessors of a task are run here: ours, and seqio's where we have them too."""
     place = _place_of_cache(task)
     return all(number == place or is_plain(own(step)) for number, step in enumerate(task.preprocessors))
 

@@ -204,7 +204,8 @@ def segments(text: str, num_bytes: int) -> Iterator[str]:
             length = len(word.encode()) + 1
             if part and size + length > num_bytes + 1:
                 yield " ".join(part)
-                part, size = [], 0
+                part = []
+                size = 0
             part.append(word)
             size += length
         if part:

@@ -93,7 +93,8 @@ def _fitting_lengths(inputs_length: int, noise_density: float, mean_noise_span_l
     targets = lengths(raw)[1]
     if noise_density == 0.5 and targets > inputs_length:
         # t5 makes both sides equal here, since that is more likely a round number.
-        raw, targets = raw - 1, targets - 1
+        raw -= 1
+        targets -= 1
     noise, spans = num_noise(raw, noise_density, mean_noise_span_length) if raw >= 2 else (0, 0)
     if not 0 < spans <= min(noise, raw - noise) or raw - noise + spans + 1 > inputs_length:
         return None
@@ -240,7 +241,8 @@ def random_spans_noise_mask(
     from the length; all masks with these numbers are equally likely.
     """
     noise, spans = num_noise(length, noise_density, mean_noise_span_length)
-    padded, num_rows = max(length, 2), len(keys[0])
+    padded = max(length, 2)
+    num_rows = len(keys[0])
     spans = min(spans, padded - noise)  # the last row of a stream may have fewer tokens of text than spans
     noise_lengths = _random_segments(noise, spans, keys[0])
     text_lengths = _random_segments(padded - noise, spans, keys[1])

@@ -112,7 +112,8 @@ def own(step: Step) -> Step:
     function = unwrapped(step)
     if getattr(function, "__module__", "") != "seqio.preprocessors" or name_of(step) not in OF_SEQIO:
         return step
-    found, choices = OF_SEQIO[name_of(step)], getattr(step, "keywords", None)
+    found = OF_SEQIO[name_of(step)]
+    choices = getattr(step, "keywords", None)
     return functools.partial(found, **choices) if choices else found
 
 
@@ -193,7 +194,8 @@ def truncation_report(lengths: list[dict[str, int]], limits: Mapping[str, int]) 
     """
     parts = []
     for name in FEATURES:
-        sizes, limit = [length[name] for length in lengths], limits[name]
+        sizes = [length[name] for length in lengths]
+        limit = limits[name]
         share = sum(size > limit for size in sizes) / len(sizes)
         what = "are cut to {} tokens" if name == FEATURES[0] else "to {}"
         parts.append(f"{share:.1%} of {name} {what.format(limit)} (longest {max(sizes)})".replace("%", " %"))

@@ -29,7 +29,9 @@ _LEVELS = (
     regex.compile(r"\X"),
     regex.compile(r".", regex.DOTALL),
 )
-LINES, SPACES = 0, 3  # levels
+# The numbers of two of these levels.
+LINES = 0
+SPACES = 3
 
 
 class Segment(NamedTuple):
@@ -74,7 +76,8 @@ def joined(segments: Sequence[Segment], texts: Sequence[str] | None = None) -> s
     texts = [segment.text for segment in segments] if texts is None else texts
     parts: list[str] = []
     for number, (segment, text) in enumerate(zip(segments, texts, strict=True)):
-        after, is_last = segment.after, number == len(segments) - 1
+        after = segment.after
+        is_last = number == len(segments) - 1
         if not after and not is_last and _is_spaced(segment.text, text):
             after = " "
         parts += [text, after]
@@ -111,7 +114,8 @@ def _fitting(pieces: Sequence[str], place: int, count: Count, limit: int) -> int
     high = 1
     while high < most and fits(min(2 * high, most)):
         high = min(2 * high, most)
-    low, high = high, min(2 * high, most)
+    low = high
+    high = min(2 * high, most)
     while low < high:  # the last number that fits
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)

@@ -151,14 +151,17 @@ class Sentinels:
 
     def __init__(self, vocabulary: Vocabulary):
         table = sentinel_table(vocabulary)
-        self.top, self._table, self._size = vocabulary.vocab_size - 1, None, vocabulary.vocab_size
+        self.top = vocabulary.vocab_size - 1
+        self._table = None
+        self._size = vocabulary.vocab_size
         if not are_sentinels_last(vocabulary):
             self.top += len(table)
             self._table = np.asarray(table, np.int32)[::-1]  # by their number above the ids
 
     def placed(self, rows_of: Callable[..., Rows]) -> Callable[..., Rows]:
         """Returns the function of rows with the vocabulary's own sentinels."""
-        table, size = self._table, self._size
+        table = self._table
+        size = self._size
         if table is None:
             return rows_of
 
@@ -187,14 +190,18 @@ def tokenize_documents(
 
     In a mixture of many tasks they are of 8 documents. "tokens" are the ids of documents tokenized beforehand, as
     little-endian int32 bytes. As in t5, nothing separates documents. With `append_eos` each one ends with the
-    end-of-sequence id, as causal language modeling needs it; with `begins`, for an encoder, it begins with that of
+    end-of-sequence id, as causal language modeling needs it; with `begins`, for an encoder, it begins with
     <cls>, if the vocabulary has it. A vocabulary of a folder for transformers has its own template for both; with
     `follows_start` the start that the template begins with is left out, since a language model reads it before each
     example.
     Empty documents give no token.
     """
     name, tokenize = tokenizer_of(dataset, output_features, append_eos, begins, follows_start)
-    return dataset.tokens(lambda documents: tokenize([each[name] for each in documents]), dataset.rows_per_block)
+
+    def tokens_of(documents: list[Mapping[str, bytes]]) -> Sequence[np.ndarray]:
+        return tokenize([document[name] for document in documents])
+
+    return dataset.tokens(tokens_of, dataset.rows_per_block)
 
 
 def tokenizer_of(

@@ -198,7 +198,8 @@ def row_edges(mask: np.ndarray, edges: np.ndarray, inputs: int, targets: int, se
     starts_before = np.concatenate([[0], np.cumsum(mask & ~follows[:-1])])
     is_edge = np.zeros([num_tokens + 1], bool)
     is_edge[edges] = True
-    rows, start = [], 0
+    rows = []
+    start = 0
     while start < num_tokens:
         stops = np.arange(start + 1, min(start + inputs + targets, num_tokens) + 1)
         noise = noise_before[stops] - noise_before[start]

@@ -30,7 +30,8 @@ def check_names(path: str, names: Sequence[str]) -> None:
 
 def no_column(path: str, column: str, columns: Sequence[str], kind: type[InputError] = InputError) -> InputError:
     """Returns the error for a column that is not there; it names those that are."""
-    names, fix = ", ".join(map(repr, columns)) or "none", ("DataConfig.column", columns[0]) if columns else None
+    names = ", ".join(map(repr, columns)) or "none"
+    fix = ("DataConfig.column", columns[0]) if columns else None
     return kind(f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one of these.", fix=fix)
 
 

@@ -60,7 +60,7 @@ def hub_corpus(data_files: DataFiles, column: Column = "text", validation_percen
     Raises ConfigError for several data sets, and for a data set beside files.
     """
     named = {split: [hub_name(text) for text in texts] for split, texts in patterns_of(data_files).items()}
-    data_names = [name for names in named.values() for name in names]
+    data_names = [*itertools.chain.from_iterable(named.values())]
     if not any(data_names):
         return None
     has_files_too = None in data_names

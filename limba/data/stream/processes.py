@@ -66,7 +66,8 @@ class _Reader:
     """One process that reads some of the shards, and the next one in its place when it ends or stands still."""
 
     def __init__(self, opening: Opening):
-        self.opening, self.deaths = opening, 0  # deaths without a batch between
+        self.opening = opening
+        self.deaths = 0  # without a batch between
         self.lost: Exception | None = None  # why no further process is started
         self.start()
 
@@ -130,11 +131,15 @@ class ReaderProcesses(Stream):
 
     def __init__(self, opening: Opening, recipe: Recipe | None = None):
         """`recipe` is what the processes read by; without it documents have no names."""
-        self._opening, self._shards, self._recipe = opening, opening.shards, recipe
+        self._opening = opening
+        self._shards = opening.shards
+        self._recipe = recipe
         parts = (opening.shards[first :: opening.num_processes] for first in range(opening.num_processes))
         self._readers = [_Reader(opening._replace(shards=part)) for part in parts]
         # Seconds for an answer, and for a start up to where the last process was; 0 until the first batch.
-        self._began, self._limit, self._start_limit = time.monotonic(), 0.0, 0.0
+        self._began = time.monotonic()
+        self._limit = 0.0
+        self._start_limit = 0.0
         self._begin: Mapping[int, Position] | None = None  # what `begin` was given
         self._kept: dict[int, Position] | None = None  # later positions, and
         self._since = 0  # the batches taken since them, or since the beginning
@@ -163,10 +168,8 @@ class ReaderProcesses(Stream):
         how = (
             f"gives no answer for {self._limit:,.0f} s" if isinstance(error, BlockingIOError) else f"has ended ({code})"
         )
-        what, reader.deaths = (
-            f"The process that read data shards {list(reader.opening.shards)} {how}",
-            reader.deaths + 1,
-        )
+        what = f"The process that read data shards {list(reader.opening.shards)} {how}"
+        reader.deaths += 1
         if reader.deaths == MOST_DEATHS or (not self._limit and (code or 0) > 0):  # or it fails in its start
             reader.lost = (RestartError if self._limit else InputError)(
                 f"{what}{f', {MOST_DEATHS} times in a row' if reader.deaths > 1 else ''}; its output above says why, or"
@@ -211,7 +214,8 @@ class ReaderProcesses(Stream):
         for reader in self._readers:
             reader.deaths = 0
         if not self._limit:
-            config, began = self._opening.config, self._began
+            config = self._opening.config
+            began = self._began
             self._limit = 2 * config.read_attempts * config.read_timeout_seconds
             self._start_limit = max(self._limit, 3 * (time.monotonic() - began)) if self._opening.is_exact else 0.0
             for reader in self._readers:
@@ -242,13 +246,15 @@ class ReaderProcesses(Stream):
 
     def positions(self) -> dict[int, Position]:
         """Returns each shard's data position after the batches taken; if a process is lost by the last one."""
-        began, parts = time.monotonic(), self._asked("positions")
+        began = time.monotonic()
+        parts = self._asked("positions")
         for number, (reader, part) in enumerate(zip(self._readers, parts, strict=True)):
             if self._failed or isinstance(part, Exception):
                 if self._kept is None or not (self._failed or reader.lost):
                     raise self._failed or part
                 parts[number] = {shard: advanced(self._kept[shard], self._since) for shard in reader.opening.shards}
-        self._kept, self._since = self._in_order(parts), 0
+        self._kept = self._in_order(parts)
+        self._since = 0
         self._keep_at = (now := time.monotonic()) + max(KEEP_SECONDS, KEEP_SHARE * (now - began))
         return dict(self._kept)
 

@@ -161,7 +161,8 @@ def changed(run: RunConfig, values: Mapping[str, object]) -> RunConfig:
     fields = {name.partition(".")[2]: value for name, value in values.items() if name.startswith("RunConfig.")}
     of_schedule = {name.partition(".")[2]: value for name, value in values.items() if name.startswith("Schedule")}
     optimizer = dataclasses.replace(run.optimizer, schedule=dataclasses.replace(run.optimizer.schedule, **of_schedule))
-    data, before = run.data, f"{run.model_dir.rstrip('/')}/"
+    data = run.data
+    before = f"{run.model_dir.rstrip('/')}/"
     if data.vocabulary is not None and data.vocabulary.startswith(before) and "model_dir" in fields:
         place = f"{str(fields['model_dir']).rstrip('/')}/{data.vocabulary.removeprefix(before)}"
         data = dataclasses.replace(data, vocabulary=place)

@@ -120,7 +120,9 @@ def check_length(config: RunConfig) -> None:
     A rotary base above that model's lets them be: ModernBERT (arXiv:2412.13663) went from 1,024 tokens to 8,192 so,
     with 160,000 in place of 10,000. Nothing is said where that length is not known.
     """
-    path, model, length = config.initial_checkpoint_path, config.model, config.data.sequence_length or 0
+    path = config.initial_checkpoint_path
+    model = config.model
+    length = config.data.sequence_length or 0
     known = _trained(path) if path and model.is_encoder else None
     if known is None or length <= known[1] or model.rotary_base > known[0].rotary_base:
         return
@@ -285,7 +287,8 @@ def _with_optimizer(state: TrainState, abstract: TrainState, stored: Arrays, ste
         name = leaf_name(place)
         match = _MOMENTS.search(name)
         if has_averages and match:
-            kind, parameter = match[1], match[2]
+            kind = match[1]
+            parameter = match[2]
 
             def read(one: str) -> np.ndarray:
                 shape = stored.stored[f"target/{one}"].shape

@@ -132,7 +132,8 @@ def test_a_new_objective_is_its_module_and_a_line_of_the_table(monkeypatch, tmp_
 def test_denoisers_corrupt_as_in_the_papers_table(denoiser):
     raw, longest = denoisers.denoiser_lengths(512, denoiser)
     num_rows = 6_000 if denoiser.mean_noise_span_length else 20_000
-    tokens, words = np.full([num_rows, raw], 5, np.int32), Draws(seed=1).words(Purpose.ROWS)
+    tokens = np.full([num_rows, raw], 5, np.int32)
+    words = Draws(seed=1).words(Purpose.ROWS)
     if denoiser.mean_noise_span_length is None:
         _, (_, is_end) = denoisers.split_end(tokens, words, denoiser.noise_density)
         ends = is_end.sum(1)
