@@ -74,11 +74,11 @@ def traced_program(step: str) -> str:
 
 def compiled(step: str) -> dict[str, Any]:
     """Returns what is recorded of a step, compiled now."""
-    found = json.loads(_run(step, "--json"))
-    figures = {name: found[name] for name in FIGURES if name in found}
+    printed = json.loads(_run(step, "--json"))
+    figures = {name: printed[name] for name in FIGURES if name in printed}
     kept = {"flags": STEPS[step], "figures": figures}
     if step in LANDING:
-        kept["traced_program"] = found["traced_program"]
+        kept["traced_program"] = printed["traced_program"]
     return kept
 
 

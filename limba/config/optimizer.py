@@ -37,10 +37,10 @@ class OptimizerConfig:
     def __new__(cls, *values: object, **fields: object) -> Self:
         """Raises ConfigError for a field that only a rule has: Python itself would only say that it is unexpected."""
         for name in fields:
-            users = [each for each, rule in RULES.items() if name in rule.__dataclass_fields__]
+            users = [user for user, rule in RULES.items() if name in rule.__dataclass_fields__]
             if cls.__name__ == OptimizerConfig.__name__ and users and name not in cls.__dataclass_fields__:
-                given = fields.get("name", values[0] if values else None)
-                rule_name = given if given in users else users[0]
+                name_value = fields.get("name", values[0] if values else None)
+                rule_name = name_value if name_value in users else users[0]
                 raise ConfigError(
                     f"OptimizerConfig.{name}",
                     f"is a field of {', '.join(users)}, and OptimizerConfig has those of all rules; write"

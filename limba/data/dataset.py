@@ -150,8 +150,8 @@ class Dataset(abc.ABC, Generic[T]):
             cuts = function(item.value["targets"], item.ends, number)
             slices = _documents_of_parts(_ends_of(item), [stop for _, stop in cuts])
             return [
-                Item(value, item.documents[own], None, None, item.tasks)
-                for (value, _), own in zip(cuts, slices, strict=True)
+                Item(value, item.documents[of_part], None, None, item.tasks)
+                for (value, _), of_part in zip(cuts, slices, strict=True)
             ]
 
         return _FlatMapped(self, parts, spec)
@@ -354,10 +354,10 @@ class _Blocks(Derived[Any, Vector]):
             ends_here = _ends_of(item)
             while start < len(vector):
                 stop = min(start + self._size - filled, len(vector))
-                (own,) = _documents_of_parts(ends_here, [stop], start)
+                (of_part,) = _documents_of_parts(ends_here, [stop], start)
                 parts.append(vector[start:stop])
-                documents += item.documents[own]
-                ends.append(np.minimum(ends_here[own], stop) - start + filled)
+                documents += item.documents[of_part]
+                ends.append(np.minimum(ends_here[of_part], stop) - start + filled)
                 filled += stop - start
                 start = stop
                 if filled == self._size:

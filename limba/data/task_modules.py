@@ -39,7 +39,7 @@ def all_names() -> list[str]:
     """Returns the names of all modules in tasks/."""
     if not (_is_found("tasks") or _is_found_in_repository("tasks")):
         return []
-    return [f"tasks.{found.name}" for found in pkgutil.iter_modules(importlib.import_module("tasks").__path__)]
+    return [f"tasks.{module.name}" for module in pkgutil.iter_modules(importlib.import_module("tasks").__path__)]
 
 
 def import_all(modules: Sequence[str]) -> None:
@@ -89,8 +89,8 @@ def _told(error: Exception) -> str:
     """Returns an error's type and message, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     has_place = frames and not isinstance(error, SyntaxError)  # whose message has the place
-    place = f" ({frames[-1].filename} line {frames[-1].lineno})" if has_place else ""
-    return f"{type(error).__name__}: {reason_of(error)}{place}"
+    where = f" ({frames[-1].filename} line {frames[-1].lineno})" if has_place else ""
+    return f"{type(error).__name__}: {reason_of(error)}{where}"
 
 
 def _is_found_in_repository(module: str) -> bool:

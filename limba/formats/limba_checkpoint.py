@@ -109,11 +109,11 @@ def positions_in(path: epath.Path) -> dict[int, dict[str, Any]]:
 
 def positions_of(data: DataItem) -> dict[int, dict[str, Any]]:
     """Returns shard -> its data position, each with what it is about; text of earlier versions has only its format."""
-    about = data.get("about", {})
+    identity = data.get("about", {})
     is_text = any(isinstance(position, str) for position in data["positions"].values())
     if is_text:
         return {int(shard): {"about": {"format": LAST_FORMAT_IN_TEXT}} for shard in data["positions"]}
-    return {int(shard): {**position, "about": about} for shard, position in data["positions"].items()}
+    return {int(shard): {**position, "about": identity} for shard, position in data["positions"].items()}
 
 
 def read_data(path: epath.Path) -> DataItem:

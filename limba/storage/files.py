@@ -290,8 +290,8 @@ class GrowingFile:
         limit = {"timeout": REQUEST_SECONDS + len(data) / UPLOAD_BYTES_PER_SECOND}
         if data and not self._is_there:
             with contextlib.suppress(FileExistsError):
-                about = {"cache_control": NO_STORE}
-                self._system.pipe_file(self._path, data, mode="create", fixed_key_metadata=about, **limit)
+                metadata = {"cache_control": NO_STORE}
+                self._system.pipe_file(self._path, data, mode="create", fixed_key_metadata=metadata, **limit)
                 data = b""
             self._is_there = True
         if data:
@@ -303,6 +303,6 @@ class GrowingFile:
         """Composes the two objects. gcsfs's `merge` says nothing of the new one, which is then cached."""
         bucket, name, _ = self._system.split_path(self._path)
         sources = [{"name": name}, {"name": name + TAIL}]
-        about = {"cacheControl": NO_STORE, "contentType": "application/octet-stream"}
-        content = {"sourceObjects": sources, "destination": about}
+        metadata = {"cacheControl": NO_STORE, "contentType": "application/octet-stream"}
+        content = {"sourceObjects": sources, "destination": metadata}
         self._system.call("POST", "b/{}/o/{}/compose", bucket, name, json=content, **limit)

@@ -75,8 +75,8 @@ def parquet(values: list, name: str = "text", kind: pa.DataType | None = None) -
     return buffer.getvalue()
 
 
-def flipped(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+def flipped(data: bytes, offset: int) -> bytes:
+    return data[:offset] + bytes([data[offset] ^ 0xFF]) + data[offset + 1 :]
 
 
 PACKED = gzip.compress(LINES)

@@ -43,8 +43,8 @@ def check(plan: Plan, name: str, days: float, gigabytes: float) -> None:
     chips = topology(name)
     run = Proposer(Asked(text(gigabytes * 1e9), hardware(name), days, plan.kind), quarter).config_of(plan)
     planned = PlannedRun(run)
-    found = arithmetic.memory(planned, chips).total
-    assert found == pytest.approx(plan.memory.used) and found <= sizes.USED_MEMORY * limit_bytes(chips)
+    used = arithmetic.memory(planned, chips).total
+    assert used == pytest.approx(plan.memory.used) and used <= sizes.USED_MEMORY * limit_bytes(chips)
     assert planned.num_parameters == plan.parameters and planned.num_bytes == plan.memory.checkpoint
     seconds = arithmetic.seconds_per_step(planned, chips)
     assert seconds is not None and plan.hours == pytest.approx(speed.hours_of_run(plan.steps, seconds))

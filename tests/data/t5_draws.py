@@ -35,7 +35,7 @@ class WordsOfSeeds(Words):
                 tf.random.stateless_uniform([size], seed).numpy()
                 for size, seed in zip(counts, next(self._seeds), strict=True)
             ]
-            rows.append(np.concatenate([keys_in_order_of(each) for each in drawn]))
+            rows.append(np.concatenate([keys_in_order_of(words) for words in drawn]))
         return np.array(rows, np.uint32).reshape(shape)
 
 

@@ -63,10 +63,10 @@ def test_each_purpose_number_and_part_has_words_of_its_own() -> None:
         "a negative seed": Draws(-1, "ro"),
     }
     first = Draws(0, "ro")
-    drawn = [each.words(Purpose.ROWS, number) for each in (first, *parts.values()) for number in (0, 1, 2**40)]
+    drawn = [draws.words(Purpose.ROWS, number) for draws in (first, *parts.values()) for number in (0, 1, 2**40)]
     drawn += [first.words(purpose) for purpose in Purpose if purpose is not Purpose.ROWS]
-    found = [word for words in drawn for word in words.raw(50).tolist()]
-    assert len(set(found)) == len(found) == 50 * (3 * 8 + 6)
+    all_words = [word for words in drawn for word in words.raw(50).tolist()]
+    assert len(set(all_words)) == len(all_words) == 50 * (3 * 8 + 6)
     assert first.next_step().words(Purpose.ROWS).raw(5).tolist() == parts["step"].words(Purpose.ROWS).raw(5).tolist()
 
 

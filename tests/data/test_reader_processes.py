@@ -98,7 +98,7 @@ def test_a_process_that_is_gone_is_started_again_with_the_next_row(once, monkeyp
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
     for shards, why in (("0, 2", r"has ended \(-9\)"), ("1, 3", "gives no answer for 4 s")):
         wanted = rf"data shards \[{shards}\] {why}: it is started again"
-        assert any(re.search(wanted, each) for each in said), said
+        assert any(re.search(wanted, message) for message in said), said
 
 
 def test_a_process_that_fails_in_its_start_is_not_started_again(monkeypatch) -> None:

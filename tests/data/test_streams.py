@@ -163,8 +163,8 @@ def test_a_batch_is_the_same_on_any_number_of_hosts(config, hosts, num_shards):
     """Hosts are played by streams over part of the shards; 8 devices share a batch of 8 rows."""
     config = dataclasses.replace(config, num_data_shards=num_shards)
     _, _, whole = opened(config, range(num_shards))
-    each = num_shards // hosts
-    parts = [opened(config, range(host * each, (host + 1) * each))[2] for host in range(hosts)]
+    per_host = num_shards // hosts
+    parts = [opened(config, range(host * per_host, (host + 1) * per_host))[2] for host in range(hosts)]
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
     sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     assert placement.shards_of_this_process(sharding, config) == list(range(num_shards))

@@ -95,8 +95,8 @@ def test_burmese_of_another_vowel_is_another_word() -> None:
 
 def test_japanese_that_is_right_but_for_a_letter_has_high_figures() -> None:
     targets, predictions = TARGETS["ja"], [text.replace("東京", "京都") for text in TARGETS["ja"]]
-    found = {**metrics.rouge(targets, predictions), **metrics.word_f1(targets, predictions)}
-    assert min(found.values()) > 80
+    figures = {**metrics.rouge(targets, predictions), **metrics.word_f1(targets, predictions)}
+    assert min(figures.values()) > 80
     assert 0 < metrics.error_rates(targets, predictions)["word_error_rate"] < 20
 
 

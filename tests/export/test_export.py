@@ -268,8 +268,8 @@ def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
     run = tmp_path / "run"
     folder = tmp_path / "run" / "huggingface" / "step_30"
     files_of_run = {"CORPUS": tmp_path / "rows.jsonl", "VOCABULARY": tmp_path / "bpe.json", "MODEL_DIR": run}
-    given = [f"--gin.{name}={path}" for name, path in files_of_run.items()]
-    train(*flags.parse_args([f"--gin_file={tmp_path / 'run.gin'}", *given])[:2])
+    bindings = [f"--gin.{name}={path}" for name, path in files_of_run.items()]
+    train(*flags.parse_args([f"--gin_file={tmp_path / 'run.gin'}", *bindings])[:2])
     export(run, "--formats=pytorch")
     for name in ("config", "generation_config"):
         assert json.loads((folder / f"{name}.json").read_text())["eos_token_id"] == 2
@@ -327,9 +327,9 @@ def fills_by_transformers(folder, text, pieces):
     inputs = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
 
     def next_logits(beginnings):
-        given = {name: inputs[name].expand(len(beginnings), -1) for name in ("input_ids", "attention_mask")}
+        encoded = {name: inputs[name].expand(len(beginnings), -1) for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
-            return model(**given, decoder_input_ids=torch.tensor(beginnings)).logits[:, -1].float().numpy()
+            return model(**encoded, decoder_input_ids=torch.tensor(beginnings)).logits[:, -1].float().numpy()
 
     return answered(fills(text, pieces), next_logits)
 
@@ -346,11 +346,11 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     ours = trained.fill(text, top=3)
     theirs = fills_by_transformers(tmp_path, text, pieces)
     assert [[fill.ids for fill in gap] for gap in ours] == [[fill.ids for fill in gap] for gap in theirs]
-    for each, other in zip(ours, theirs, strict=True):
-        assert len(each) == 3 and [fill.text for fill in each] == [fill.text for fill in other]
-        np.testing.assert_allclose([f.probability for f in each], [f.probability for f in other], rtol=2e-5)
-        assert [f.probability for f in each] == sorted((f.probability for f in each), reverse=True)
-        assert all(any(map(str.isalnum, fill.text)) for fill in each)
+    for own_fills, other in zip(ours, theirs, strict=True):
+        assert len(own_fills) == 3 and [fill.text for fill in own_fills] == [fill.text for fill in other]
+        np.testing.assert_allclose([f.probability for f in own_fills], [f.probability for f in other], rtol=2e-5)
+        assert [f.probability for f in own_fills] == sorted((f.probability for f in own_fills), reverse=True)
+        assert all(any(map(str.isalnum, fill.text)) for fill in own_fills)
     spelled = piece_bytes(trained.vocabulary, 1024)
     assert all(spelled[fill.ids[0]].startswith(b" ") for fill in ours[0])
     assert not any(spelled[fill.ids[0]].startswith(b" ") for fill in ours[1])
@@ -465,5 +465,5 @@ def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path):
     (tmp_path / "run" / "config.gin").write_text("\n".join(lines))
     export(tmp_path / "run", tmp_path / "out", "--no_check")
     equal(open_folder(tmp_path / "out" / "step_4", config), arrays)
-    about = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
-    assert about["model_type"] == "umt5"
+    settings = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
+    assert settings["model_type"] == "umt5"

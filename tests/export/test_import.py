@@ -143,11 +143,11 @@ def test_pickles_are_read_as_tensors_alone(folder, arrays, tmp_path):
 def test_arrays_that_are_not_the_configurations(folder, tmp_path):
     for form in ("model.safetensors", "flax_model.msgpack"):
         source = only(folder, form, tmp_path / form)
-        about = json.loads((source / "config.json").read_text())
-        (source / "config.json").write_text(json.dumps({**about, "d_ff": 32}))
+        settings = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**settings, "d_ff": 32}))
         with pytest.raises(InputError, match=r"mlp/wi_0/kernel as \(64, 96\), .*\(64, 32\); its config.json"):
             import_folder(str(source), tmp_path / "out")
-        (source / "config.json").write_text(json.dumps(about))
+        (source / "config.json").write_text(json.dumps(settings))
         (source / form).write_bytes((source / form).read_bytes()[:-100])
         with pytest.raises(InputError, match="is truncated|cannot be read as flax's"):
             import_folder(str(source), tmp_path / "out")

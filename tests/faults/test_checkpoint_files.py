@@ -172,8 +172,8 @@ def _problem(
 ) -> str:
     """Returns what is wrong with a start after a file was damaged; "" if nothing is."""
     text = "\n".join(said)
-    if found := UNWANTED.search(text):
-        return f"prints {found[0]!r} and {len(said)} lines"
+    if match := UNWANTED.search(text):
+        return f"prints {match[0]!r} and {len(said)} lines"
     if answer["code"] or "digest" not in answer:
         return f"ends with {answer['code']}"
     if len(said) > MOST_LINES or not said:

@@ -50,8 +50,8 @@ def as_google_wrote_it(folder: Path, published: Path) -> Path:
     for file in ("config.json", "model.safetensors"):
         (folder / file).write_bytes((published / file).read_bytes())
     names = [f"<extra_id_{number}>" for number in range(125)]
-    about = {"extra_ids": 125, "additional_special_tokens": names, "tokenizer_class": "ByT5Tokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    settings = {"extra_ids": 125, "additional_special_tokens": names, "tokenizer_class": "ByT5Tokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -137,12 +137,12 @@ def test_the_averages_of_a_t5x_checkpoint_tell_what_was_trained(
     tmp_path: Path, trained: int, wanted: int, is_right: bool
 ) -> None:
     path = t5x_checkpoint(tmp_path, trained)
-    for place in (path, str(tmp_path)):
+    for source in (path, str(tmp_path)):
         if is_right:
-            check_initial(place, wanted)
+            check_initial(source, wanted)
         else:
             with pytest.raises(ConfigError, match="has learned 258, 257"):
-                check_initial(place, wanted)
+                check_initial(source, wanted)
 
 
 @pytest.mark.parametrize(("trained", "wanted"), [(None, 125), (125, 0)])

@@ -70,8 +70,8 @@ class Server:
 
     def sessions(self) -> list[int]:
         """Returns the processes of its connections."""
-        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
-        return [int(pid) for pid in found.stdout.split()]
+        listed = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        return [int(pid) for pid in listed.stdout.split()]
 
     def end(self) -> None:
         for pid in (*self.sessions(), self.process.pid):
@@ -84,7 +84,7 @@ class Server:
 
 def sftp_server() -> str:
     places = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server")
-    return next((place for place in places if Path(place).exists()), "internal-sftp")
+    return next((path for path in places if Path(path).exists()), "internal-sftp")
 
 
 @pytest.fixture

@@ -69,8 +69,8 @@ def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path, monkeypatch: p
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
-            (found,) = processes.holders([str(tmp_path / "accel*")])
-            assert found.pid == holder.pid and found.command.startswith("python")
+            (holder_found,) = processes.holders([str(tmp_path / "accel*")])
+            assert holder_found.pid == holder.pid and holder_found.command.startswith("python")
             of_lock = processes.holder_of_lock(str(lock))
             assert of_lock is not None and of_lock.pid == holder.pid
             monkeypatch.setattr(processes, "holder_of_lock", lambda: of_lock)
@@ -82,8 +82,8 @@ def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path, monkeypatch: p
         finally:
             holder.communicate()
     assert processes.holder_of_lock(str(lock)) is None  # the file alone means nothing
-    with open(lock, "r+") as own:
-        fcntl.lockf(own, fcntl.LOCK_EX)
+    with open(lock, "r+") as own_lock:
+        fcntl.lockf(own_lock, fcntl.LOCK_EX)
         assert processes.holder_of_lock(str(lock)) is None
 
 
@@ -107,8 +107,8 @@ def test_room_for_compiled_programs_is_looked_at_where_they_are_kept(
     monkeypatch.setattr(environment, "LEAST_FREE", 1 << 60)
     monkeypatch.setenv(compile_cache.VARIABLE, str(tmp_path))
 
-    def said(place: str) -> list[tuple[str, object]]:
-        monkeypatch.setenv(compile_cache.OF_JAX, place)
+    def said(cache: str) -> list[tuple[str, object]]:
+        monkeypatch.setenv(compile_cache.OF_JAX, cache)
         return [(line.level, line.fix) for line in environment._room({})]
 
     temporary = ("warning", "export TMPDIR=DIRECTORY")

@@ -103,11 +103,11 @@ class Project:
         with self._start(commands, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             out, error = process.communicate()
         lines = [line.removeprefix("RESULT ") for line in out.splitlines() if line.startswith("RESULT ")]
-        found = [json.loads(line) for line in lines]
-        for each in found:
-            assert not each["status"], f"{each['argv']}: {each['status']}\n{each['out']}\n{each['error']}"
-        assert process.returncode == 0 and len(found) == len(commands), error[-4000:]
-        return found
+        results = [json.loads(line) for line in lines]
+        for result in results:
+            assert not result["status"], f"{result['argv']}: {result['status']}\n{result['out']}\n{result['error']}"
+        assert process.returncode == 0 and len(results) == len(commands), error[-4000:]
+        return results
 
     def killed(self, *argv: str) -> None:
         """Trains until the checkpoint of a step is complete, and kills the process without a word."""
@@ -222,12 +222,12 @@ def main(commands: Sequence[Sequence[str]]) -> None:
     from gcsfs import retry
 
     retry.asyncio = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds * PAUSES))
-    own = {"read": read, "load": load}
+    extra = {"read": read, "load": load}
     for argv in commands:
         out = io.StringIO()
         error = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            status = own[argv[0]](argv[1:]) if argv[0] in own else limba_command.main(argv)
+            status = extra[argv[0]](argv[1:]) if argv[0] in extra else limba_command.main(argv)
         record = {"argv": argv, "status": status or 0, "out": out.getvalue(), "error": error.getvalue()}
         print("RESULT " + json.dumps(record), flush=True)
 

@@ -175,9 +175,13 @@ def test_without_a_network_there_is_one_sentence(hub: FileServer, monkeypatch: p
     ],
 )
 def test_every_task_that_takes_files_takes_a_hub_id(task: str, column: str | dict[str, str], hub: FileServer) -> None:
-    found = resolve_task(DataConfig(task, {"inputs": 32}, 8, "byte", data_files="me/set@v1", column=column))
-    assert isinstance(found, Task) and isinstance(found.source, HubSource) and hub_datasets(found) == ("me/set",)
-    assert len(found.source.read("train", found.source.units("train")[0], 0) or ()) == 300
+    read_task = resolve_task(DataConfig(task, {"inputs": 32}, 8, "byte", data_files="me/set@v1", column=column))
+    assert (
+        isinstance(read_task, Task)
+        and isinstance(read_task.source, HubSource)
+        and hub_datasets(read_task) == ("me/set",)
+    )
+    assert len(read_task.source.read("train", read_task.source.units("train")[0], 0) or ()) == 300
 
 
 @pytest.mark.night

@@ -48,7 +48,7 @@ def test_permissions_stay_and_new_ones_follow_the_user_s_choice(tmp_path: Path) 
         write_whole(path, b"x")
     finally:
         os.umask(before)
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (secret, path)] == [0o600, 0o640]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in (secret, path)] == [0o600, 0o640]
 
 
 def test_the_name_of_an_unfinished_file_cannot_be_taken_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWar
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketServer]:
     monkeypatch.setattr(manifest, "CACHE", str(tmp_path / "cache"))
-    with emulated(monkeypatch) as found:
-        yield found
+    with emulated(monkeypatch) as bucket_server:
+        yield bucket_server
 
 
 @pytest.fixture
@@ -165,8 +165,8 @@ def test_a_growing_file_loses_nothing_while_requests_fail(server: BucketServer, 
     for line in lines:
         file.append(line)
     server.troubled = 0.0
-    found = server.data("run/m").splitlines(keepends=True)
-    assert list(dict.fromkeys(found)) == lines and server.names("run/") == ["run/m"]
+    lines_now = server.data("run/m").splitlines(keepends=True)
+    assert list(dict.fromkeys(lines_now)) == lines and server.names("run/") == ["run/m"]
 
 
 def test_two_starts_append_to_one_file(server: BucketServer) -> None:

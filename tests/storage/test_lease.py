@@ -479,17 +479,17 @@ def is_confirmed(place: BucketPlace) -> bool:
 
 def test_a_silent_holder_of_a_bucket_is_replaced_by_one(server: BucketServer, capsys) -> None:
     server.put("bucket", OBJECT, of_another_machine().content())
-    found: list[object] = []
+    results: list[object] = []
     has_ended = threading.Barrier(3)
 
     def take() -> None:
         try:
             with held("gs://bucket/run") as mine:
-                found.append(mine)
+                results.append(mine)
                 has_ended.wait(200)
                 mine.confirm()
         except InputError as error:
-            found.append(str(error))
+            results.append(str(error))
             has_ended.wait(200)
 
     threads = [threading.Thread(target=take) for _ in range(3)]
@@ -497,7 +497,7 @@ def test_a_silent_holder_of_a_bucket_is_replaced_by_one(server: BucketServer, ca
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3 and sum(isinstance(each, lease.Lease) for each in found) == 1
+    assert len(results) == 3 and sum(isinstance(result, lease.Lease) for result in results) == 1
     assert "is taken over after 1 s" in capsys.readouterr().err and server.names() == []
 
 

@@ -54,11 +54,11 @@ def trained(dtype, steps, optimizer_config=ADAM, doublings=0, microbatches=1, de
             *others, scale = state.opt_state
             start = jax.device_put(np.int32(doublings), scale.loss_scale_doublings.sharding)
             state = TrainState(state.step, state.params, (*others, scale._replace(loss_scale_doublings=start)))
-    found = []
+    records = []
     for i in range(int(state.step), steps):
         state, metrics = step(state, tiny.batch(seed=i % 3), jax.random.key(7))
-        found.append({name: float(value) for name, value in metrics.items()})
-    return found, state
+        records.append({name: float(value) for name, value in metrics.items()})
+    return records, state
 
 
 @pytest.mark.slow

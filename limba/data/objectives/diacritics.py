@@ -69,7 +69,7 @@ def plain(character: str) -> str | None:
 
 def plain_letters(letters: Iterable[str]) -> dict[str, str]:
     """Returns the plain text of each letter, capitals included; InputError for a letter that has none."""
-    found: dict[str, str] = {}
+    letters_plain: dict[str, str] = {}
     for letter in letters:
         for form in dict.fromkeys((letter, letter.upper())):
             if len(form) > 1:
@@ -77,8 +77,8 @@ def plain_letters(letters: Iterable[str]) -> dict[str, str]:
             text = plain(form)
             if text is None:
                 raise InputError(f"The letter {form!r} has no plain form in Unicode; leave it out of the letters.")
-            found[form] = text
-    return found
+            letters_plain[form] = text
+    return letters_plain
 
 
 class _Plain(dict[int, str]):
@@ -153,8 +153,8 @@ def table(language: str) -> dict[int, str]:
 
     Raises InputError for a letter that cannot be written without its diacritics.
     """
-    found = plain_letters(letters_of(language))
-    return str.maketrans({**found, **({"İ": "I"} if language in DOTTED_I else {})})
+    plain_of = plain_letters(letters_of(language))
+    return str.maketrans({**plain_of, **({"İ": "I"} if language in DOTTED_I else {})})
 
 
 def stripper(language: str, transliterate: str = "letters") -> Callable[[str], str]:
@@ -236,7 +236,7 @@ def restore_diacritics(
         parts = [part for part in parts if bases.search(strip(part))]
         plain = [stripped(part, language, share, transliterate) for part in parts]
         inputs = [text.upper() for text in plain] if capitals else plain
-        return [(given.encode(), part.encode()) for given, part in zip(inputs, parts, strict=True)]
+        return [(without.encode(), part.encode()) for without, part in zip(inputs, parts, strict=True)]
 
     return functools.partial(_restore, pairs=pairs, bytes_per_token=bytes_per_token)
 

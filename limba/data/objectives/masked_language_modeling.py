@@ -104,14 +104,14 @@ def _masked(
         borders = np.floor((number * rows_per_block + np.arange(len(block) + 1)) * shares[2])
         for row in np.flatnonzero(np.diff(borders)):
             shown[row] = targets[row] + (PREDICTED + CAUSAL)
-        return [{"inputs": each, "targets": row} for each, row in zip(shown, targets, strict=True)]
+        return [{"inputs": masked_row, "targets": row} for masked_row, row in zip(shown, targets, strict=True)]
 
     return rows.map_groups(rows_per_block, hidden, dict.fromkeys(("inputs", "targets"), TOKENS))
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
     """Returns bool [ids]: the pieces that spell text, which can be hidden; the mask is none of them."""
-    spelled = np.array([bool(each) for each in piece_texts(vocabulary, vocabulary.vocab_size)])
+    spelled = np.array([bool(text) for text in piece_texts(vocabulary, vocabulary.vocab_size)])
     spelled[mask_id(vocabulary)] = False
     return spelled
 
@@ -162,9 +162,9 @@ def _fitting(sizes: np.ndarray, most: int) -> np.ndarray:
     """Returns bool [n]: the words that are taken, one after another, each if there is room for it in `most` tokens."""
     fits = np.cumsum(sizes) <= most
     left = most - int(sizes[fits].sum())
-    for place in range(int(fits.sum()), len(sizes)):
+    for index in range(int(fits.sum()), len(sizes)):
         if not left:
             break
-        fits[place] = sizes[place] <= left
-        left -= int(sizes[place]) * bool(fits[place])
+        fits[index] = sizes[index] <= left
+        left -= int(sizes[index]) * bool(fits[index])
     return fits

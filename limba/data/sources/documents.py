@@ -202,8 +202,8 @@ class WholeUnits(_UnitShare):
         reading = self.reading
         total = len(self.units)
         units = reading.unit_order(epoch, total) if reading.shuffle else np.arange(total)
-        own = units if self._divides_rows else units[reading.shard :: reading.num_shards]
-        return [Part(unit) for unit in own.tolist()]
+        of_reading = units if self._divides_rows else units[reading.shard :: reading.num_shards]
+        return [Part(unit) for unit in of_reading.tolist()]
 
     def chosen(self, epoch: int, part: Part, chunk: int) -> Chosen | None:
         reading = self.reading
@@ -269,10 +269,10 @@ class DealtUnits(_UnitShare):
         stop = start + int(share[reading.shard])
         first, last = np.searchsorted(ends, [start, stop - 1], side="right") if stop > start else (0, -1)
         parts = []
-        for place in range(int(first), int(last) + 1):
-            unit = int(permuted[place])
+        for index in range(int(first), int(last) + 1):
+            unit = int(permuted[index])
             size = int(self._sizes[unit])
-            before = int(ends[place]) - size
+            before = int(ends[index]) - size
             if size:
                 parts.append(Part(unit, max(start - before, 0), min(stop - before, size)))
         return parts

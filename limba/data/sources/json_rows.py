@@ -72,8 +72,8 @@ def json_records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
                 yield 0, json_documents.object_over_lines(file)
                 return
         except json_documents.JsonError as error:
-            place = line_at(unit.path, error.offset)
-            raise RecordError(f"{unit.path} {place} is not JSON ({reason_of(error)}); correct it.") from None
+            location = line_at(unit.path, error.offset)
+            raise RecordError(f"{unit.path} {location} is not JSON ({reason_of(error)}); correct it.") from None
     for offset, line in lines_of(unit, file):
         text = decoded(unit, offset, line)
         if text and not text.isspace():
@@ -88,10 +88,10 @@ def record_of(unit: Unit, offset: int, text: str, number: int = 0) -> object:
         hint = hint_on_array(unit.path) if text.lstrip()[:1] == "[" else ""
         if text.strip() == "{":
             hint = f"; an object over several lines: {json_documents.AS_LINES}"
-        place = f"line {number}" if number else line_at(unit.path, offset)
-        fix = in_place(unit.path, f"sed {place[5:]}d {{}}") if place[5:].isdigit() and unit.stop else None
+        location = f"line {number}" if number else line_at(unit.path, offset)
+        fix = in_place(unit.path, f"sed {location[5:]}d {{}}") if location[5:].isdigit() and unit.stop else None
         raise RecordError(
-            f"{unit.path} {place} is not JSON ({reason_for(error)}){hint or '; correct the line'}.", fix=fix
+            f"{unit.path} {location} is not JSON ({reason_for(error)}){hint or '; correct the line'}.", fix=fix
         ) from None
 
 

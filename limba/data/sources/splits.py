@@ -251,10 +251,10 @@ class Splits:
 
     def read_by(self, policy: ReadPolicy) -> Self:
         """Returns this source with another policy."""
-        found = copy.copy(self)
-        found._policy = policy
-        found.__dict__.pop("_read", None)
-        return found
+        copied = copy.copy(self)
+        copied._policy = policy
+        copied.__dict__.pop("_read", None)
+        return copied
 
     @functools.cached_property
     def _read(self) -> ChunkReader:
@@ -419,14 +419,14 @@ class Splits:
     def blank_shares(self, split: str) -> dict[str, float]:
         """Returns {feature: share of rows without text in its column} of the first chunks of some units of a split."""
         units = [unit for unit in self.units(split) if not unit.path.endswith(".array_record")]
-        found = {}
+        shares = {}
         some = units[:: len(units) // UNITS_OF_BLANK + 1]
         policy = dataclasses.replace(self._policy, keep_blank=True)
         for key, column in zip(self.keys, self.columns, strict=True):
             firsts = [readers.read_chunks(unit, column, policy, self._read.footers) for unit in some]
             rows = [row for chunks in firsts for row in next(chunks, [])]
-            found[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
-        return found
+            shares[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
+        return shares
 
     def texts(self, split: str) -> Iterator[str]:
         """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""
@@ -511,11 +511,11 @@ class Splits:
         num_pieces = 0
         num_bytes = 0
         for unit in self.units(split):
-            found: list[int] = []
+            chunk_counts: list[int] = []
             for documents in () if left == 0 else self.chunks(split, unit):
                 documents = documents if left is None else documents[:left]
                 left = None if left is None else left - len(documents)
-                found.append(len(documents))
+                chunk_counts.append(len(documents))
                 num_pieces += sum(len(self.pieces(text)) if len(text) > PIECE_BYTES else 1 for text in documents)
                 num_bytes += sum(map(len, documents))
                 if left is not None and left > 0 and num_bytes > CHOSEN_BYTES:
@@ -527,7 +527,7 @@ class Splits:
                     )
                 if left == 0:
                     break
-            chunks.append(tuple(found))
+            chunks.append(tuple(chunk_counts))
         sizes = tuple(map(sum, chunks))
         return Counts(sizes, tuple(chunks), num_pieces=num_pieces) if sum(sizes) else None
 
@@ -550,10 +550,10 @@ class Splits:
         for earlier in range(chunk):
             before += len(self.read_whole(split, read_unit, earlier) or ())
         documents = self.read_whole(split, read_unit, chunk) or []
-        own = [place for place, text in enumerate(documents) if self.filtered(split, [text])]
-        if row >= len(own):
+        kept_rows = [row_number for row_number, text in enumerate(documents) if self.filtered(split, [text])]
+        if row >= len(kept_rows):
             raise InputError(f"{read_unit.name} has fewer documents than when it was read; restore the original file.")
-        return read_unit.name, before + own[row], documents[own[row]]
+        return read_unit.name, before + kept_rows[row], documents[kept_rows[row]]
 
 
 def _is_validation(text: bytes, percent: float) -> bool:

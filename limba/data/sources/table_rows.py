@@ -30,7 +30,7 @@ def table_texts(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) 
         check_names(unit.path, [name for name in header if name == column])
     places = [header.index(column) for column in columns]
     for _, row in rows:
-        yield joined([row[place] for place in places])
+        yield joined([row[index] for index in places])
 
 
 def header_and_rows(unit: Unit, file: IO[bytes], form: str) -> tuple[list[str] | None, Iterator[tuple[int, list[str]]]]:

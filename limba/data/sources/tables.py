@@ -174,6 +174,6 @@ def column_of_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int 
     """
     counts = [0] * len(header)
     for row in rows:
-        for place, field in enumerate(row[: len(header)]):
-            counts[place] += sum(map(str.isalpha, field))
+        for index, field in enumerate(row[: len(header)]):
+            counts[index] += sum(map(str.isalpha, field))
     return 0 if counts and counts[0] == max(counts) else None

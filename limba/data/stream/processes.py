@@ -272,7 +272,7 @@ class ReaderProcesses(Stream):
         return [(reader, answer) for reader, answer in pairs if reader.lost is None]
 
     def skipped(self) -> list[tuple[str, str]]:
-        return [found for _, each in self._living("skipped") for found in each]
+        return [entry for _, entries in self._living("skipped") for entry in entries]
 
     def epochs(self) -> dict[str, float]:
         return self._mean("epochs")
@@ -281,10 +281,10 @@ class ReaderProcesses(Stream):
         return self._mean("tokens")
 
     def _mean(self, name: str) -> dict[str, float]:
-        each = [(len(reader.opening.shards), values) for reader, values in self._living(name)]
-        names = each[0][1] if each else ()
-        num_shards = sum(count for count, _ in each)
-        return {name: sum(values[name] * count for count, values in each) / num_shards for name in names}
+        of_readers = [(len(reader.opening.shards), values) for reader, values in self._living(name)]
+        names = of_readers[0][1] if of_readers else ()
+        num_shards = sum(count for count, _ in of_readers)
+        return {name: sum(values[name] * count for count, values in of_readers) / num_shards for name in names}
 
     def failure(self) -> BaseException | None:
         """Returns the error with which prefetching has failed in a process; what can be read before it is still read.

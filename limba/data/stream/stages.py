@@ -66,8 +66,10 @@ def open_stream(
     num_processes = min(config.num_reader_processes, len(shards))
     if num_processes == 1:
         return TrainStream(task, lengths, config, shards, deal=deal)
-    given = (config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task))
-    return ReaderProcesses(Opening(*given, is_exact), Recipe(task, dict(lengths), config, deal))
+    opening = Opening(
+        config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task), is_exact
+    )
+    return ReaderProcesses(opening, Recipe(task, dict(lengths), config, deal))
 
 
 class StagedStream(Stream):
@@ -130,7 +132,8 @@ class StagedStream(Stream):
             if (saved.about.get("task"), saved.about.get("seed")) == (stage.task.name, stage.config.seed):
                 read = [(entry["begins"], entry["task"]) for entry in saved.stage.get("ended", ())]
                 since = read[0][0] if read else stage.begins
-                now = [(each.begins, each.task.name) for each in self._stages[:number] if each.begins >= since]
+                before = [earlier for earlier in self._stages[:number] if earlier.begins >= since]
+                now = [(earlier.begins, earlier.task.name) for earlier in before]
                 if read != now:
                     raise ConfigError(
                         "DataConfig.stages",
@@ -145,8 +148,8 @@ class StagedStream(Stream):
         for shard, saved in _opened(positions).items():
             tokens: Mapping[str, int] | None = None
             if self._stage.counts_rows:
-                found = self._tokens[shard]
-                tokens = None if found is None else {self._stage.task.name: found}
+                shard_tokens = self._tokens[shard]
+                tokens = None if shard_tokens is None else {self._stage.task.name: shard_tokens}
             else:
                 tokens = dict(saved.place.tokens)
             entry = {"begins": self._stage.begins, "task": self._stage.task.name, "tokens": tokens}
@@ -188,17 +191,20 @@ class StagedStream(Stream):
         """
         by_stage = self._mean("tokens")
         scale = self._stage.config.num_shards
-        found = {place: {name: scale * mean for name, mean in means.items()} for place, means in by_stage.items()}
+        by_begin = {begins: {name: scale * mean for name, mean in means.items()} for begins, means in by_stage.items()}
         if not self._stage.counts_rows:
-            found[self._stage.begins] = {} if self._stream is None else self._stream.tokens()
+            by_begin[self._stage.begins] = {} if self._stream is None else self._stream.tokens()
         elif None not in self._tokens.values():
             counts = [count or 0 for count in self._tokens.values()]
-            found[self._stage.begins] = {self._stage.task.name: float(np.mean(counts)) * scale}
+            by_begin[self._stage.begins] = {self._stage.task.name: float(np.mean(counts)) * scale}
         totals: dict[str, float] = {}
-        for each in found.values():
-            for name, number in each.items():
+        for by_task in by_begin.values():
+            for name, number in by_task.items():
                 totals[name] = totals.get(name, 0.0) + number
-        staged = {f"{PREFIX}{place}/{name}": number for place, each in found.items() for name, number in each.items()}
+        staged = {}
+        for begins, by_task in by_begin.items():
+            for name, number in by_task.items():
+                staged[f"{PREFIX}{begins}/{name}"] = number
         return totals | staged
 
     def epochs(self) -> dict[str, float]:
@@ -210,12 +216,12 @@ class StagedStream(Stream):
 
     def _mean(self, kind: str) -> dict[int, dict[str, float]]:
         """Returns (first batch of a stage that has ended) -> task -> the mean over this host's shards."""
-        found = {}
+        means = {}
         for entries in zip(*self._ended.values(), strict=True):
-            each = [entry[kind] for entry in entries]
-            names = [] if any(part is None for part in each) else list(each[0])
-            found[entries[0]["begins"]] = {name: float(np.mean([part[name] for part in each])) for name in names}
-        return found
+            of_shards = [entry[kind] for entry in entries]
+            names = [] if any(part is None for part in of_shards) else list(of_shards[0])
+            means[entries[0]["begins"]] = {name: float(np.mean([part[name] for part in of_shards])) for name in names}
+        return means
 
     def empty(self) -> dict[int, Rows]:
         return self._open(self._number).empty()
@@ -247,9 +253,9 @@ def open_stages(stages: Sequence[Stage], lengths: Mapping[str, int], shards: Seq
 
 def task_of_stage(begins: int, first: Provider, lengths: Mapping[str, int], config: DataConfig) -> Provider:
     """Returns the task of a later stage; ConfigError if it is not registered, or its rows are not those of `first`."""
-    own = config.of_stages[begins]
+    task_name = config.of_stages[begins]
     try:
-        task = resolve_task(own, copies_of(first))
+        task = resolve_task(task_name, copies_of(first))
     except ConfigError as error:
         if error.field != "DataConfig.mixture_or_task_name":
             raise

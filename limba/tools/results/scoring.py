@@ -176,8 +176,8 @@ def run_of(name: str) -> Path | None:
     """Returns the directory of a local run, also from one of its checkpoints; None for any other model."""
     from limba.api import look_at
 
-    found = None if "://" in name else look_at(name)
-    return Path(found.directory) if found is not None and found.kind == "Limba" else None
+    opened = None if "://" in name else look_at(name)
+    return Path(opened.directory) if opened is not None and opened.kind == "Limba" else None
 
 
 def _ways(network: ModelConfig) -> tuple[str, ...]:

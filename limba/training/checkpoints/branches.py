@@ -64,16 +64,16 @@ class Branch:
 
 def found_at(directory: str) -> Branch | None:
     """Returns the branch that a directory is; None if there is nothing. InputError for anything else."""
-    place = resolved(directory)
-    if (place / FILE).exists():
+    path = resolved(directory)
+    if (path / FILE).exists():
         try:
-            fields = json.loads(read_text(place / FILE))
+            fields = json.loads(read_text(path / FILE))
             return Branch(**{entry.name: fields[entry.name] for entry in dataclasses.fields(Branch)})
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{place / FILE} is no record of a branch; name a new directory.") from error
-    if place.exists() and any(child.name != lease.FILE for child in place.iterdir()):
+            raise InputError(f"{path / FILE} is no record of a branch; name a new directory.") from error
+    if path.exists() and any(child.name != lease.FILE for child in path.iterdir()):
         raise InputError(f"{directory} is not empty and no branch; name a new directory.")
     return None
 
@@ -116,8 +116,8 @@ def chosen(run: str, there: Sequence[int], decay_steps: int, shape: str, step: i
 
 def _begun(run: str) -> Iterator[Branch]:
     """Yields the branches of a run that lie beside it, under their own names."""
-    place = resolved(run)
-    for child in place.parent.glob(f"{place.name}-decay-*"):
+    path = resolved(run)
+    for child in path.parent.glob(f"{path.name}-decay-*"):
         with contextlib.suppress(InputError):
             branch = found_at(str(child))
             if branch is not None and branch.run == run and resolved(branch.name()) == child:
@@ -164,8 +164,8 @@ def changed(run: RunConfig, values: Mapping[str, object]) -> RunConfig:
     data = run.data
     before = f"{run.model_dir.rstrip('/')}/"
     if data.vocabulary is not None and data.vocabulary.startswith(before) and "model_dir" in fields:
-        place = f"{str(fields['model_dir']).rstrip('/')}/{data.vocabulary.removeprefix(before)}"
-        data = dataclasses.replace(data, vocabulary=place)
+        vocabulary = f"{str(fields['model_dir']).rstrip('/')}/{data.vocabulary.removeprefix(before)}"
+        data = dataclasses.replace(data, vocabulary=vocabulary)
     return dataclasses.replace(run, data=data, optimizer=optimizer, **fields)
 
 

@@ -49,13 +49,13 @@ def test_rows_are_those_of_t5_itself(case: dict, caplog: pytest.LogCaptureFixtur
         ours = objectives.span_corruption(vectors, lengths, FEATURES, **choices, append_eos=False)
     with seqio.map_seed_manager(0):
         theirs = preprocessors.span_corruption(stream(documents), lengths, FEATURES, **choices)
-    found, of_t5 = (
+    made, of_t5 = (
         [{name: row[name][row[name] > 0].tolist() for name in FEATURES} for row in rows]
         for rows in (ours, theirs.as_numpy_iterator())
     )
-    assert len(found) == case["num_rows"] and found[:4] == case["rows"]
-    assert found == of_t5
-    count = len({number for number in found[0]["inputs"] if number in found[0]["targets"]} & set(range(240, 259)))
+    assert len(made) == case["num_rows"] and made[:4] == case["rows"]
+    assert made == of_t5
+    count = len({number for number in made[0]["inputs"] if number in made[0]["targets"]} & set(range(240, 259)))
     warnings = [record.message for record in caplog.records if "in no text" in record.message]
     assert len(warnings) == (count > 11), (count, warnings)
     if count > 11:

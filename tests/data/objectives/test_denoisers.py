@@ -89,7 +89,7 @@ def test_every_objective_is_tested_and_documented():
     table = (ROOT / "docs/settings.md").read_text().partition("| `OBJECTIVE` | makes |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(NAMES)
     comment = re.search(r"^OBJECTIVE = None  # .*; (.*)$", (ROOT / "gin/runs/pretrain.gin").read_text(), re.MULTILINE)
-    assert comment and comment[1].split(", ") == [name for name, each in NAMES.items() if each.has_inputs]
+    assert comment and comment[1].split(", ") == [name for name, objective in NAMES.items() if objective.has_inputs]
 
 
 def test_a_new_objective_is_its_module_and_a_line_of_the_table(monkeypatch, tmp_path):
@@ -312,7 +312,7 @@ def test_a_saved_data_position_resumes_exactly(objective):
     whole = list(dataset().read())
     place = json.loads(json.dumps(whole[36].place))
     expected = [item.value for item in whole[37:]]
-    found = [item.value for item in dataset().read(place)]
+    values = [item.value for item in dataset().read(place)]
     assert len(expected) > 30
-    assert digest(found) == digest(expected)
-    assert len(found) == len(expected)
+    assert digest(values) == digest(expected)
+    assert len(values) == len(expected)

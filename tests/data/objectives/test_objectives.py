@@ -76,8 +76,8 @@ def test_noise_is_counted_as_in_t5s_graph():
         noise = tf.cast(tf.round(tf.cast(lengths, tf.float32) * density), tf.int32)
         noise = tf.minimum(tf.maximum(noise, 1), tf.cast(lengths, tf.int32) - 1)
         spans = tf.maximum(tf.cast(tf.round(tf.cast(noise, tf.float32) / mean), tf.int32), 1)
-        found = [span_corruption.num_noise(int(length), density, mean) for length in lengths]
-        np.testing.assert_array_equal(found, np.stack([noise, spans], 1))
+        counts = [span_corruption.num_noise(int(length), density, mean) for length in lengths]
+        np.testing.assert_array_equal(counts, np.stack([noise, spans], 1))
 
 
 @pytest.mark.core
@@ -237,5 +237,5 @@ def test_documents_can_come_tokenized_and_end(kind, vocabulary):
             dataset = tf.data.Dataset.from_tensor_slices({name: values})
             vectors = objectives.tokenize_documents(dataset, features(loaded), append_eos=append_eos)
             assert vectors.element_spec == {"targets": tf.TensorSpec([None], tf.int32)}
-            found = [one["targets"] for one in vectors.as_numpy_iterator()]
-            assert len(found) == 3 and np.concatenate(found).tolist() == expected
+            targets = [one["targets"] for one in vectors.as_numpy_iterator()]
+            assert len(targets) == 3 and np.concatenate(targets).tolist() == expected

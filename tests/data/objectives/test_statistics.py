@@ -27,15 +27,15 @@ def words(number: int = 0) -> Words:
 
 def likelihood(counts: Sequence[float] | np.ndarray, chances: Sequence[float] | np.ndarray) -> float:
     """Returns chi-square's p of these counts; kinds of no chance are not there, seldom ones at the end are together."""
-    found, expected = np.array(counts, float), np.array(chances, float) * np.sum(counts) / np.sum(chances)
-    assert not found[expected == 0].any()
-    found, expected = found[expected > 0], expected[expected > 0]
-    if len(found) == 1:
+    observed, expected = np.array(counts, float), np.array(chances, float) * np.sum(counts) / np.sum(chances)
+    assert not observed[expected == 0].any()
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    if len(observed) == 1:
         return 1.0
-    while len(found) > 2 and expected[-1] < 5:
-        found = np.append(found[:-2], found[-2:].sum())
+    while len(observed) > 2 and expected[-1] < 5:
+        observed = np.append(observed[:-2], observed[-2:].sum())
         expected = np.append(expected[:-2], expected[-2:].sum())
-    return stats.chisquare(found, expected).pvalue
+    return stats.chisquare(observed, expected).pvalue
 
 
 def chances_of_lengths(num_items: int, num_segments: int) -> np.ndarray:

@@ -193,13 +193,13 @@ def test_damage_is_named_and_may_be_skipped(tmp_path, kind):
     reader = ChunkReader("text", SKIPPING)
     chunks = [chunk for unit in units_at(str(path), SKIPPING) for chunk in chunks_of(reader, unit)]
     assert len(reader.skipped) == 1
-    found = sum(map(len, chunks))
+    num_read = sum(map(len, chunks))
     if kind == "json":
         assert [text.decode() for chunk in chunks for text in chunk] == TEXTS[:200]
     elif kind.startswith(".jsonl"):
-        assert 130 < found < 230  # three quarters of the file, less the block that is cut and what stood in a buffer
+        assert 130 < num_read < 230  # three quarters of the file, less the block that is cut and what stood in a buffer
     else:
-        assert found == (0 if kind == "footer" else 200)
+        assert num_read == (0 if kind == "footer" else 200)
 
 
 def test_a_missing_column_is_a_wrong_choice_and_never_skipped(tmp_path):

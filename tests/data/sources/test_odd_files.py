@@ -202,11 +202,11 @@ def test_odd_files_give_the_texts_of_their_own_library_or_a_sentence(name: str, 
         made(path)
     else:
         path.write_bytes(made.encode() if isinstance(made, str) else made)
-    found = read(training, path, column)
+    result = read(training, path, column)
     if isinstance(expected, str):
-        assert isinstance(found, str) and re.search(expected, found), found
+        assert isinstance(result, str) and re.search(expected, result), result
     else:
-        assert found == expected
+        assert result == expected
     for room in (generation, results):
         other = read(room, path, column)
         assert isinstance(other, str) or other == expected, room
@@ -256,5 +256,5 @@ def test_libraries_read_the_same(tmp_path: Path) -> None:
 def test_a_source_of_files_reads_them_too(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     by_pandas(TEXTS * 20, sep=";")(path)
-    found = [document["text"].decode() for document in FileSource(str(path)).documents("train", num_epochs=1)]
-    assert set(found) == set(TEXTS) and len(found) > 100
+    texts = [document["text"].decode() for document in FileSource(str(path)).documents("train", num_epochs=1)]
+    assert set(texts) == set(TEXTS) and len(texts) > 100

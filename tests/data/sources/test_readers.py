@@ -98,8 +98,8 @@ def test_lists_of_words_and_of_ids(tmp_path, suffix):
         path.write_text("".join(json.dumps({"words": w, "tokens": i}) + "\n" for w, i in zip(words, ids, strict=True)))
     units = listing.list_units(listing.list_files([str(path)]))
     assert read_all(units, "words") == read_all(units, "words[]") == ["to be", "or not"]
-    found = [row for unit in units for chunk in readers.read_chunks(unit, "tokens") for row in chunk]
-    assert [np.frombuffer(row, "<i4").tolist() for row in found] == ids
+    cells = [row for unit in units for chunk in readers.read_chunks(unit, "tokens") for row in chunk]
+    assert [np.frombuffer(row, "<i4").tolist() for row in cells] == ids
     if suffix == "parquet":
         assert read_all(units, "translation.ro") == ["a", "b", "c"]
 
@@ -248,4 +248,4 @@ def test_the_command_for_text_that_is_not_utf8_knows_its_encoding(
     assert isinstance(error.value.fix, str)
     subprocess.run(error.value.fix, shell=True, check=True)
     same = str.maketrans("şţ", "șț")  # Windows-1250 has no others
-    assert [each.translate(same) for each in read_all([listing.Unit(str(path))])] == [text.translate(same)] * 2
+    assert [document.translate(same) for document in read_all([listing.Unit(str(path))])] == [text.translate(same)] * 2

@@ -83,12 +83,12 @@ def add(counts: Counter[str], rows: Mapping[int, Mapping[str, np.ndarray]]) -> N
 
 
 def taken(stream: Any, number: int, counts: Counter[str]) -> list[np.ndarray]:
-    found = []
+    arrays = []
     for _ in range(number):
         rows = next(stream)
         add(counts, rows)
-        found += [part[name] for part in rows.values() for name in sorted(part)]
-    return found
+        arrays += [part[name] for part in rows.values() for name in sorted(part)]
+    return arrays
 
 
 @pytest.mark.night

@@ -56,9 +56,9 @@ def test_a_task_is_read_in_the_sizes_of_its_mixture(registered: None) -> None:
     task = resolve_task(DATA)
     alone = unit_sources(TaskRegistry.get("many_0"))["many_0"]
     recipe = Recipe(task, derive_lengths(task, DATA.task_feature_lengths), DATA)
-    own = recipe.sources["many_0"]
-    assert (own.num_tasks, alone.num_tasks) == (NUM_TASKS, 1)  # the registered one is read by others too
-    sizes = [sum(map(len, source.read("train", source.units("train")[0], 0) or ())) for source in (own, alone)]
+    of_task = recipe.sources["many_0"]
+    assert (of_task.num_tasks, alone.num_tasks) == (NUM_TASKS, 1)  # the registered one is read by others too
+    sizes = [sum(map(len, source.read("train", source.units("train")[0], 0) or ())) for source in (of_task, alone)]
     assert 200_000 < sizes[0] < 215_000 and 255_000 < sizes[1] < 265_000
     place = ShardPlace.beginning()
     for made, _ in zip(Shard(recipe, 0).read(ShardPlace.beginning()), range(250), strict=False):

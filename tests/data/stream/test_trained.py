@@ -63,21 +63,21 @@ def rows_of_epoch(config: DataConfig) -> int:
 
 def told(config: DataConfig, upto: float, rows: int) -> list[tuple[float, float]]:
     """Returns (epochs trained, epochs told) after each batch; the stream resumes on its way."""
-    number, found = math.ceil(upto * rows / (NUM_SHARDS * ROWS)), []
+    number, history = math.ceil(upto * rows / (NUM_SHARDS * ROWS)), []
     begins = [0, number // 2, number * 3 // 4]
     positions = None
     for begin, end in zip(begins, [*begins[1:], number], strict=True):
         with opened(config) as stream:
             if positions is not None:
                 stream.begin(0, positions)
-                if found:
-                    assert list(stream.epochs().values()) == pytest.approx([found[-1][1]])
+                if history:
+                    assert list(stream.epochs().values()) == pytest.approx([history[-1][1]])
             for batch in range(begin, end):
                 next(stream)
                 (epochs,) = stream.epochs().values()
-                found.append(((batch + 1) * NUM_SHARDS * ROWS / rows, epochs))
+                history.append(((batch + 1) * NUM_SHARDS * ROWS / rows, epochs))
             positions = stream.positions()
-    return found
+    return history
 
 
 def t5x_task(path: Path) -> str:
@@ -125,11 +125,11 @@ def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, 
         changes |= {"num_reader_processes": 2, "task_modules": ("tasks.demo",)}
     config = dataclasses.replace(DATA, **changes)
     rows = rows_of_epoch(config)
-    found = told(config, upto, rows)
-    assert [epochs for _, epochs in found] == sorted(epochs for _, epochs in found)
+    history = told(config, upto, rows)
+    assert [epochs for _, epochs in history] == sorted(epochs for _, epochs in history)
     behind = 0.1 if ahead else 0.0  # rows of the end of an epoch that were read alone are less full
-    known = [(trained, epochs) for trained, epochs in found if epochs > 0]
-    assert len(known) > 0.9 * len(found)
+    known = [(trained, epochs) for trained, epochs in history if epochs > 0]
+    assert len(known) > 0.9 * len(history)
     assert all(-behind - 1e-6 <= epochs - trained <= ahead + 1e-6 for trained, epochs in known)
 
 

@@ -77,8 +77,8 @@ def compare(arrays: tuple, mask: Mask, direction: jax.Array, has_wgmma: bool, in
     sees_any = jnp.any(mask.visible(), axis=2)
     with jax.default_matmul_precision("highest"):
         wanted = outputs_and_gradients(plain, arrays, direction)
-        found = outputs_and_gradients(ours, arrays, direction)
-    return [np.abs(a - b).max() / (np.abs(b).max() or 1) for a, b in zip(found, wanted, strict=True)]
+        results = outputs_and_gradients(ours, arrays, direction)
+    return [np.abs(a - b).max() / (np.abs(b).max() or 1) for a, b in zip(results, wanted, strict=True)]
 
 
 SHAPES = [  # batch, queries, keys, heads, width, causal, has_bias, dtype, tolerance

@@ -54,9 +54,9 @@ def start(checkpoints: Checkpoints, step: int) -> None:
 
 def polled(checkpoints: Checkpoints) -> list[int]:
     """What the loop sees: polls until one reports."""
-    found: list[int] = []
-    wait_until(lambda: found.extend(checkpoints.poll()) or found)
-    return found
+    steps: list[int] = []
+    wait_until(lambda: steps.extend(checkpoints.poll()) or steps)
+    return steps
 
 
 def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,8 +399,8 @@ def test_of_a_step_and_the_one_that_replaces_it_a_kill_leaves_one(tmp_path: Path
     command = [sys.executable, "-W", "ignore", "-c", REPLACING, *steps, str(tmp_path / "run")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stderr
-    found = ended.stdout.split()
-    assert len(found) > 10 and found == sorted(found, reverse=True) and set(found) == {"old", "new"}, found
+    words = ended.stdout.split()
+    assert len(words) > 10 and words == sorted(words, reverse=True) and set(words) == {"old", "new"}, words
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
@@ -465,9 +465,9 @@ def test_all_of_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, mon
 
     def rename_noted(source: str, target: str) -> None:
         renamed.append(Path(target).name)
-        for place in [Path(source), *Path(source).rglob("*")]:
-            if place.stat().st_ino not in synced:
-                lacking.append(str(place.relative_to(source)))
+        for path in [Path(source), *Path(source).rglob("*")]:
+            if path.stat().st_ino not in synced:
+                lacking.append(str(path.relative_to(source)))
         synced.clear()
         rename(source, target)
 
