@@ -315,7 +315,7 @@ class Rows:
                 " sentences or documents, each one text of the list."
             )
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows)
-        self.content = lines.encode("utf-8", "replace")  # halves of surrogate pairs are no text
+        self.content = lines.encode("utf-8", "replace")  # lone surrogates cannot be encoded
         self.digest = hashlib.blake2b(self.content, digest_size=8).hexdigest()
 
     def _row(self, number: int, item: object, names: Sequence[str]) -> Sequence[str]:

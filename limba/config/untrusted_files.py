@@ -53,7 +53,7 @@ def reason_for(error: Exception) -> str:
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Opens a local file for reading; InputError for what is none, such as a pipe, which would be waited for.
+    """Opens a local file for reading; InputError for anything else, such as a pipe, on which a read would wait.
 
     OSError as `open` for a file that is missing, or that is a directory.
     """

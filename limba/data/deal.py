@@ -27,7 +27,7 @@ TRIED = 7  # documents with which a task's preprocessors are tried, without read
 class Deal:
     """Task -> the counts of its documents, in the order of the tasks; a task without them deals whole units.
 
-    `rows` are those of one epoch of all tasks; None if they cannot be known beforehand, and `reason` then says why.
+    `rows` counts one epoch of all tasks; None if it cannot be known beforehand, and `reason` then says why.
     `is_exact` is False if they are an estimate.
     """
 

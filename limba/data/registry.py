@@ -94,7 +94,7 @@ class Mixture(LikeSeqio):
         return sum(self._rate(name) for name in self._rates)
 
     def get_rate(self, task: Task) -> float:
-        """Returns a task's rate; that of a mixture inside is divided among its tasks by their own."""
+        """Returns a task's rate; a nested mixture's rate is divided among its tasks by their own rates."""
         rate = self._rate(task.name) if task.name in self._rates else 0.0
         for name, (provider, _) in self._rates.items():
             if isinstance(provider, Mixture) and any(part.name == task.name for part in provider.tasks):
@@ -116,7 +116,7 @@ def parts_of(task: Provider) -> list[Task]:
 
 
 class _Registry:
-    """Names and what they stand for; those of seqio's registry of the same name follow, where seqio is imported."""
+    """Names and what they stand for; then the names in seqio's registry of the same name, where seqio is imported."""
 
     kind: ClassVar[type]
     _own: ClassVar[dict[str, Provider]]

@@ -81,7 +81,7 @@ def _is_found(module: str) -> bool:
         if needed is not None:
             raise InputError(needed) from error
         return False
-    except ValueError:  # a text that is no module's name
+    except ValueError:  # not a module's name
         return False
 
 

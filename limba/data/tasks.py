@@ -134,7 +134,7 @@ def _replaced(task: Task, config: DataConfig, directory: str | None, num_tasks: 
     if config.cache_dir is not None and isinstance(replacement, StreamVocabulary):
         raise ConfigError(
             "DataConfig.cache_dir",
-            f"is {config.cache_dir}, whose ids are those of the task's own vocabulary, and DataConfig.vocabulary is"
+            f"is {config.cache_dir}, whose ids come from the task's own vocabulary, and DataConfig.vocabulary is"
             f" {config.vocabulary}, a folder with ids of its own; leave DataConfig.cache_dir out.",
         )
     features = {
@@ -321,7 +321,7 @@ def hub_datasets(task: Provider) -> tuple[str, ...]:
 
 
 def addresses_of(task: Provider) -> list[str]:
-    """Returns the paths and addresses of a task's vocabularies; those of bytes have none."""
+    """Returns the paths and addresses of a task's vocabularies; a vocabulary of bytes has none."""
     features = [feature for part in parts_of(task) for feature in part.output_features.values()]
     return [address for feature in features if (address := address_of(feature.vocabulary)) is not None]
 

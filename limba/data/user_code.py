@@ -63,7 +63,7 @@ class Coded(Protocol):
 def failure_of(task: Any, error: BaseException, advice: str = "correct it") -> InputError | None:
     """Returns the sentence on an error that the source or a preprocessor of a task, `Coded`, has raised.
 
-    None if it is none of the code: memory has run out.
+    None where the code is not at fault: memory has run out.
     """
     if isinstance(error, InputError):
         return error

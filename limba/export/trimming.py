@@ -50,7 +50,7 @@ from limba.storage import lease
 COVERAGE = 0.9999  # of a text's tokens: a rarer piece is cut into others
 RECORD = "trimmed.json"  # in a trimmed folder: the old id of each row
 NUM_COMPARED = 1_000  # documents whose ids are compared before and after
-# Ids that a class of transformers 5.23 has where config.json names none: they have to be written once they change.
+# Ids that a class of transformers 5.23 has where config.json names none: they must be written once they change.
 _OF_T5 = {"pad_token_id": 0, "eos_token_id": 1}
 DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "t5": _OF_T5,

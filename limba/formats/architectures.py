@@ -4,7 +4,7 @@ They are T5, umT5, Llama, EuroBERT, ModernBERT and GPT-2. A decoder with rotary 
 a Llama, and without its causal mask a EuroBERT, whose output layer has a bias if its MLPs have one. With a window, a
 norm of the embeddings and a head of its own it is a ModernBERT, whose matrices are fused as a GPT-2's. One with learned
 or sinusoidal positions, layer norm and a plain MLP is a GPT-2: queries, keys and values are one matrix there, sinusoids
-are written as a table of positions, and missing biases as zeros. A network that is none of these is refused.
+are written as a table of positions, and missing biases as zeros. Any other network is refused.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def write_folder(
 ) -> None:
     """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known.
 
-    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. An untied umT5
+    Its generation_config.json suppresses these ids, and the embedding's rows without a piece. An untied umT5
     for transformers 4 differs from that for 5, see `head_scale`.
     """
     if model.predicts_next:  # a hybrid is written twice
@@ -148,7 +148,7 @@ def write_encoder_of_hybrid(
 
 
 def _write_special_ids(folder: Path, special: Any, model: ModelConfig) -> None:
-    """Puts the ids of a folder for transformers, SpecialIds, in the place of T5's layout."""
+    """Replaces the ids of T5's layout by a folder's SpecialIds."""
     ends: object = None
     if special.ends:
         ends = special.ends[0] if len(special.ends) == 1 else list(special.ends)

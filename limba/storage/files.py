@@ -41,7 +41,7 @@ def resolved(path: str) -> epath.Path:
 
 
 def read_bytes(path: epath.Path | Path) -> bytes:
-    """Returns the content of a file. InputError for a local one that is none, such as a pipe.
+    """Returns the content of a file. InputError for a local path that is not a file, such as a pipe.
 
     The storage's own errors if it cannot be read.
     """
@@ -49,7 +49,7 @@ def read_bytes(path: epath.Path | Path) -> bytes:
 
 
 def read_text(path: epath.Path) -> str:
-    """Returns the text of a file in UTF-8, without a byte order mark; InputError if it cannot be read or is no text."""
+    """Returns a UTF-8 file's text, without a byte order mark; InputError if it cannot be read or is not text."""
     try:
         return read_bytes(path).decode("utf-8-sig")
     except InputError:

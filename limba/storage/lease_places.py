@@ -159,7 +159,7 @@ class Place:
         raise NotImplementedError
 
     def take(self, seen: Seen) -> bool:
-        """Makes the lease ours where nothing was, or in the place of what was seen; False if that has changed."""
+        """Makes the lease ours where nothing was, or in place of what was seen; False if that has changed."""
         raise NotImplementedError
 
     def keep(self) -> None:
@@ -196,7 +196,7 @@ class LocalPlace(Place):
         """Does what `take` says in a folder that is there."""
         if not seen.is_there:
             return self._acquire()
-        # Of a dead process of this machine filelock swaps the file, where it can, and the place is never empty. It must
+        # filelock swaps the file of a dead process of this machine where it can, so the place is never empty. It must
         # not do that for another machine of the same name, of which a heartbeat may have come since we looked.
         is_here = seen.owner is not None and seen.owner.is_here
         if is_here and self._acquire():

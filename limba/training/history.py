@@ -2,7 +2,7 @@
 
 `positions/<step>.json.gz` in the run's directory has those since the save before the step in its name, as
 {step: {shard: …}}. They came with the batches, so a step pays nothing for them. Where places are large, as in a mixture
-of many tasks and with tf.data's checkpoints, those of fewer steps are kept.
+of many tasks and with tf.data's checkpoints, the places of fewer steps are kept.
 """
 
 from __future__ import annotations

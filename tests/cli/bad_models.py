@@ -128,7 +128,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "latin1.txt": (b"\xaa\xba\n", "is not UTF-8"),
     "junk.jsonl": (b"{\n", "junk.jsonl line 1 is not JSON"),
     "second.jsonl": (b'{"inputs": "a"}\nb\n', "second.jsonl line 2 is not JSON"),
-    "list.jsonl": (b"[1]\n", "list.jsonl line 1 is no object with columns"),
+    "list.jsonl": (b"[1]\n", "list.jsonl line 1 is not an object with columns"),
     "number.jsonl": (b'{"inputs": 5}\n', "line 1 has no text in field 'inputs'"),
     "null.jsonl": (b'{"inputs": null}\n', "line 1 has no text in field 'inputs'"),
     "deep.jsonl": (b"[" * 200_000 + b"\n", "deep.jsonl line 1 is not JSON"),

@@ -216,7 +216,7 @@ def test_another_optimizer_may_begin_where_the_step_is_reset(folder, arrays, tmp
     with Checkpoints(str(tmp_path / "run"), CheckpointConfig(), DataConfig("t", {"inputs": 1}, batch_size=1)) as kept:
         kept.save(7, trained, {})
     assert int(start_from(tmp_path / "run", "adamw")[0].step) == 7
-    with pytest.raises(InputError, match="another optimizer: .*reset_step=True"):
+    with pytest.raises(InputError, match="a different optimizer: .*reset_step=True"):
         start_from(tmp_path / "run")
     reset, fresh = start_from(tmp_path / "run", reset_step=True)
     assert int(reset.step) == 0

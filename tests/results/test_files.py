@@ -27,7 +27,7 @@ ROW = '{"text": "one", "label": "yes"}\n'
 @pytest.mark.parametrize(
     ("task", "content", "says"),
     [
-        (TEXTS, "[1]", "train.jsonl line 1 is no object with columns; a file that is one JSON array must"),
+        (TEXTS, "[1]", "train.jsonl line 1 is not an object with columns; a file that is one JSON array must"),
         (TEXTS, f"{ROW}one\n", "train.jsonl line 2 is not JSON ("),
         (TEXTS, f'{ROW}{{"text": "two"}}', "train.jsonl line 2 has no column label; it has text."),
         (TEXTS, ROW.encode() + b"\xff", "train.jsonl is not UTF-8 at byte 32 (line 2); convert it"),

@@ -164,10 +164,10 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
     wider = changed(config, model=dataclasses.replace(config.model, mlp_dim=256))
     with pytest.raises(
         InputError,
-        match=r"another model: decoder/layers/mlp/wi_0/kernel is .*128.* in the checkpoint and .*256.* in this run",
+        match=r"a different model: decoder/layers/mlp/wi_0/kernel is .*128.* in the checkpoint and .*256.* in this run",
     ):
         train(wider)
-    with pytest.raises(InputError, match=r"another optimizer: .*absent"):
+    with pytest.raises(InputError, match=r"a different optimizer: .*absent"):
         train(changed(config, optimizer=optimizer_config("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=2))))
     with pytest.raises(InputError, match="RunConfig.train_steps is 3, and the checkpoint is at step 4"):
         train(changed(config, train_steps=3))

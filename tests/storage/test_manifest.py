@@ -136,7 +136,7 @@ def test_a_step_is_known_by_its_manifest(directory: Path) -> None:
     """Its name may be a copy's. A manifest without a step fits every name."""
     directory /= "state"
     (directory / manifest.FILE).write_text(manifest.text_of(directory, step=50))
-    for name, problems in (("50", []), ("70", ["manifest.json is that of step 50"]), ("70.broken", [])):
+    for name, problems in (("50", []), ("70", ["manifest.json belongs to step 50"]), ("70.broken", [])):
         directory = directory.rename(directory.parent / name)
         assert manifest.check(directory) == manifest.check(directory, "sizes") == problems
     (directory / manifest.FILE).write_text(manifest.text_of(directory))

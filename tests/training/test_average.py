@@ -180,7 +180,7 @@ def test_an_average_begins_and_ends_at_a_resume(tmp_path: Path, caplog: pytest.L
     assert_equal(having.restored(tmp_path / "run"), later)
     assert not caplog.text
 
-    with pytest.raises(InputError, match=r"is that of another optimizer: .* Set OptimizerConfig as it was, or give"):
+    with pytest.raises(InputError, match=r"a different optimizer: .* Set OptimizerConfig as it was, or give"):
         Run("muon").restored(tmp_path / "run")
     half = Run(average=0.9, dtype="float16")  # the loss's scale stands last, the average before it
     assert isinstance(half.abstract.opt_state[-1], LossScale)

@@ -63,8 +63,8 @@ class OfTensorflow(Dataset):
 
     A place has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
     installed TensorFlow cannot read, or that has none, is read again from the beginning. `entered` are the documents
-    that the source reads; those of an element are not known exactly. `shared` is the graph that has made the source for
-    a shard with its seeds.
+    that the source reads; an element's own documents are not known exactly. `shared` is the graph that has made the
+    source for a shard with its seeds.
 
     Examples leave TensorFlow in blocks, since each call of its iterator takes a third of a millisecond.
     """
@@ -253,7 +253,7 @@ class Numbered:
     def __init__(self, dataset: Dataset):
         self._dataset = dataset
         self._size = 1 if any(tensor_spec.shape for tensor_spec in dataset.spec.values()) else TEXTS_A_BLOCK
-        self._readings: list[_Reading] = []  # that of the last call comes last
+        self._readings: list[_Reading] = []  # the last call's reading comes last
         self._restored: list[list[Place]] = []  # what `kept` was at the place that is read from
         self._handed: deque[Document] = deque(maxlen=MOST_HANDED)
         self._lock = threading.Lock()

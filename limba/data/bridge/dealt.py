@@ -1,6 +1,6 @@
 """A source of TensorFlow that cannot be divided, such as a function or a streamed data set, for many data shards.
 
-It is opened once a process, and its documents are dealt to the shards: document n of an epoch is that of shard
+It is opened once a process, and its documents are dealt to the shards: document n of an epoch goes to shard
 n % num_shards, as `tf.data.Dataset.shard` has it. Without this, each shard would read the whole source and throw nearly
 all of it away.
 """
@@ -64,7 +64,7 @@ class Undivided:
         rows = source if self._are_texts else source.map(self._row_of)
         self.rounds = rows.batch(self.num_shards)  # a document for each shard; fewer at the end
         self._shards = set[int]()
-        self._openings: list[_Opening] = []  # that of the last call comes last
+        self._openings: list[_Opening] = []  # the last call's opening comes last
         self._lock = threading.Lock()
         self.failure: Exception | None = None  # with which the source has failed: it cannot be read on
 
@@ -194,7 +194,7 @@ class Opened:
         return {name: source.marks[shard] for name, source in self._undivided.items() if shard in source.marks}
 
     def expect(self, shard: int, marks: Mapping[str, Sequence[int]]) -> None:
-        """Has the documents of a shard compared with those of these marks."""
+        """Has the documents of a shard compared with these marks."""
         for name, undivided in self._undivided.items():
             if name in marks:
                 number, checksum = marks[name]
@@ -203,7 +203,7 @@ class Opened:
     def documents(self, task: Task, config: DataConfig, shard: int, seed: int, failure: Failure) -> OfTensorflow:
         """Returns a shard's documents of a task's source: by the source's own shards where it has enough of them.
 
-        `seed` is that of the source's order.
+        `seed` is the seed of the source's order.
         """
         import seqio
 
@@ -405,7 +405,7 @@ def _is_text(kind: tf.TensorSpec) -> bool:
 
 
 def _flat(structure: object) -> Sequence[Any]:
-    """Returns the tensors, or their specs, in a document: those of ragged and sparse ones too."""
+    """Returns the tensors, or their specs, in a document, also the parts of ragged and sparse tensors."""
     import tensorflow as tf
 
     return tf.nest.flatten(structure, expand_composites=True)

@@ -26,7 +26,7 @@ from limba.data.packing import FEATURES
 from limba.data.registry import Mixture, Task, parts_of
 from limba.data.vocabulary.shifted import StreamVocabulary
 
-PADDED = 0.05  # share of the targets that is padding in every row, from which on it is said
+PADDED = 0.05  # a larger share of padding in every row of targets is logged
 CAUSAL_LM = "causal_lm"
 
 
@@ -203,7 +203,7 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
         if objective and OBJECTIVES[objective].is_masked != is_masked:
             raise ConfigError(
                 "DataConfig.objective",
-                f"is not set, and that of task {task.name} is {objective}, which encoders learn; set it to that and"
+                f"is not set, and task {task.name} has {objective}, which encoders learn; set it to that and"
                 " ModelConfig.attention_mask to 'bidirectional', or to causal_lm.",
                 ("DataConfig.objective", objective),
             )
@@ -263,7 +263,7 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
 def _lengths_of_one_sequence(
     task: Task | Mixture, lengths: Mapping[str, int], needed: Sequence[Mapping[str, int]]
 ) -> dict[str, int]:
-    """Returns the lengths of the parts of a decoder-only model's row; `needed` are those of objectives of ours.
+    """Returns the lengths of the parts of a decoder-only model's row; `needed` are the lengths of Limba's objectives.
 
     A task without such an objective gets these very lengths, as T5X gives them to it, and its rows are joined later:
     {"inputs", "targets"} with a "prefix", and only {"targets"} where that is 0.

@@ -179,7 +179,7 @@ def normalized(text: str, language: str) -> str:
 
 
 def stripped(text: str, language: str, share: float = 1.0, transliterate: str = "letters") -> str:
-    """Returns the text without diacritics, or without those of a random share of its words.
+    """Returns the text without diacritics, or with them removed from a random share of its words.
 
     The choice of words depends only on the text, so that a stream can be resumed.
 

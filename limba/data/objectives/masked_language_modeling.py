@@ -50,8 +50,8 @@ def masked_lm(
     `noise_density` is the share of a row's tokens that are hidden: its own number of them is one of the two nearest
     integers, with that mean. Of these, `mask_share` are shown as the mask, half of the others as a random token, and
     half as they are; 1 shows only masks (BERT: 0.8; Wettig et al. 2023, arXiv:2202.08005: a density of 0.4 and only
-    masks are no worse). Ends of sequence, unknown and other tokens that spell nothing are never hidden, and are no
-    random token. A hidden token's id in the inputs has PREDICTED added. Rows are those of `causal_lm`. Of these,
+    masks are no worse). Ends of sequence, unknown and other tokens that spell nothing are never hidden, nor drawn as
+    random tokens. A hidden token's id in the inputs has PREDICTED added. Rows are made as by `causal_lm`. Of these,
     `causal_share`, evenly spread, are read causally, so that each token is predicted from those before it (Charpentier
     & Samuel 2024, arXiv:2410.24159): CAUSAL and PREDICTED are added to all of their inputs. Raises InputError for a
     vocabulary without a mask.
@@ -110,7 +110,7 @@ def _masked(
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
-    """Returns bool [ids]: the pieces that spell text, which can be hidden; the mask is none of them."""
+    """Returns bool [ids]: the pieces that spell text, which can be hidden; the mask is not among them."""
     spelled = np.array([bool(text) for text in piece_texts(vocabulary, vocabulary.vocab_size)])
     spelled[mask_id(vocabulary)] = False
     return spelled

@@ -86,7 +86,7 @@ def append_eos_after_trim(
 def begin_of(vocabulary: Vocabulary, is_first: bool) -> np.ndarray:
     """Returns what the template of a folder for transformers puts before a feature's text, the first one or another.
 
-    What a language model reads begins once, before the first one, with a start that is no part of it.
+    What a language model reads begins once, before the first one, with a start that is not part of it.
     """
     if not isinstance(vocabulary, StreamVocabulary):
         return np.array([], np.int32)

@@ -94,7 +94,7 @@ def example_class() -> Any:
 
 
 def features_of(record: bytes) -> Mapping[str, Any]:
-    """Returns the features of a record; an error of protobuf where it is none."""
+    """Returns the features of a record; protobuf's error where it is not a tf.train.Example."""
     return example_class().FromString(record).features.feature
 
 

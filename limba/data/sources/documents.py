@@ -2,7 +2,7 @@
 
 An epoch is a permutation of units. A shard reads its share of them: 16 units at a time (fewer in a mixture of many
 tasks), one document from each in turn, and the documents of a chunk in random order. All of it follows from seed, task,
-epoch, unit and chunk. So there is no shuffle buffer, and a place holds numbers and no text.
+epoch, unit and chunk. So there is no shuffle buffer, and a place holds numbers, never text.
 
 Where documents are not counted, a shard reads whole units. Counted ones are dealt one by one: each shard has a
 contiguous part of the epoch's order, so a unit is read by one shard, or by two where a part ends inside it, and shards

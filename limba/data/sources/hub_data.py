@@ -55,7 +55,7 @@ def hub_name(text: str) -> HubName | None:
 
 
 def hub_corpus(data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0) -> HubSource | None:
-    """Returns the source of a hub data set that is named in the place of files; None if files are named.
+    """Returns the source of a hub data set that is named instead of files; None if files are named.
 
     Raises ConfigError for several data sets, and for a data set beside files.
     """

@@ -123,7 +123,7 @@ def _past_white(text: str, position: int) -> int:
 
 
 def _check_end(data: bytes, file: IO[bytes], is_in_object: bool, offset: int) -> None:
-    """Raises JsonError for what follows an array and is no JSON: anything, or what does not end the object around it.
+    """Raises JsonError for what may not follow an array: anything, or what does not end the object around it.
 
     `data` is what was read of it, from `offset` on; the rest is still in the file.
     """

@@ -81,7 +81,7 @@ def json_records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
 
 
 def record_of(unit: Unit, offset: int, text: str, number: int = 0) -> object:
-    """Returns the value of a line of JSON, whose number is counted if it is not given; RecordError if it is none."""
+    """Returns the value of a line of JSON; RecordError if it is not JSON. A number that is not given is counted."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -108,7 +108,7 @@ def is_alone(unit: Unit, file: Any, offset: int) -> bool:
 def rows_of_columns(unit: Unit, record: Mapping[str, Any], columns: Sequence[str]) -> list[dict[str, object]] | None:
     """Returns the rows of an object whose values are columns, as pandas and `datasets` read it; None if it is a row.
 
-    It is one if a wanted column is a list of what a row may hold. A value that is no list stands in every row.
+    It is one if a wanted column is a list of what a row may hold. A value that is not a list is repeated in every row.
     """
     record = {name: json_documents.without_index(value) for name, value in record.items()}
     if not any(json_documents.is_column(record, column) for column in columns):

@@ -124,7 +124,7 @@ def line_at(path: str, offset: int) -> str:
 
 
 def _packed_kind(path: str) -> str:
-    """Returns what a file holds that is no text, by its first bytes; "" if that is not known."""
+    """Returns what a file that is not text holds, by its first bytes; "" if that is not known."""
     with contextlib.suppress(OSError), _again(path) as file:
         head = file.read(8)
         return next((kind for beginning, kind in _BEGINNINGS.items() if head.startswith(beginning)), "")

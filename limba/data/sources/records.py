@@ -87,7 +87,7 @@ def _checked(location: str, record: object, columns: Sequence[str]) -> tuple[str
     if not isinstance(record, Mapping):
         path = location.rsplit(" ", 2)[0]
         hint = hint_on_array(path) if isinstance(record, list) else "; write one in each line"
-        raise RecordError(f"{location} is no object with columns{hint}.")
+        raise RecordError(f"{location} is not an object with columns{hint}.")
     return location, record
 
 

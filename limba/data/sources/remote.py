@@ -312,7 +312,7 @@ def open_file(
 
 
 def in_place(path: str, command: str) -> str | None:
-    """Returns the shell's commands that put what `command` makes of a local file, {}, in its place; None if it is none.
+    """Returns the shell's commands that replace a local file, {}, by what `command` makes of it; None if it is remote.
 
     >>> in_place("a b.txt", "sed 7d {}")
     "mv 'a b.txt' 'a b.txt'.old; sed 7d 'a b.txt'.old > 'a b.txt'"

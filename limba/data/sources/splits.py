@@ -381,7 +381,7 @@ class Splits:
             yield documents
 
     def read_whole(self, split: str, unit: listing.Unit, chunk: int) -> list[bytes] | None:
-        """Returns all documents of one chunk, including those of the other carved split."""
+        """Returns all documents of one chunk, including the other carved split's."""
         del split
         documents = self._read(unit, chunk)
         if documents is None or self._rewrite is None:

@@ -15,7 +15,7 @@ from limba.data.sources.listing import Unit
 from limba.data.sources.notices import say_once
 
 USUAL_COLUMN = "text"  # in whose place the first column of a csv file may stand
-SHOWN_LETTERS = 60  # of a first line that is no header
+SHOWN_LETTERS = 60  # of a first line that is not a header
 
 
 def table_texts(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 SAMPLE_LETTERS = 1 << 16  # that are looked at for the separator
 SAMPLE_ROWS = 20
-# A first line with which Excel is told the separator, and which is no row.
+# A first line with which Excel is told the separator, and which is not a row.
 _SAYS_SEPARATOR = re.compile(r"\ufeff?\"?sep=(.)\"?\r?\n?", re.IGNORECASE)
 MOST_NAME_LETTERS = 60  # of a column's name; a text has more
 MOST_NAME_WORDS = 6
@@ -43,7 +43,7 @@ def dialect_of(lines: Sequence[str], is_cut: bool = False) -> Dialect:
 
     The separator is the one of , ; tab and | that cuts the header into the most fields, two at least, and the other
     rows into as many; without such a one that which cuts the header alone into the most; the comma where none does. A
-    space behind it is no part of the fields if it stands before every name of the header but the first.
+    space behind it is not part of the fields if it stands before every name of the header but the first.
 
     >>> dialect_of(["id;text\n", "1;One, two, three\n"]), dialect_of(["text\n", "a;b\n"]).separator
     (Dialect(separator=';', skips_space=False), ',')

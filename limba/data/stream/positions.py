@@ -104,8 +104,8 @@ class DataPositions:
     def check(self, positions: Mapping[int, Position]) -> Resumption:
         """Opens the positions fully, and returns how to resume from them.
 
-        Give those of all shards: together they name all files of the corpus. Raises InputError for positions of other
-        data, or of a corpus that has changed with `on_changed_corpus` 'refuse'; PositionError for damaged ones.
+        Give the positions of all shards: together they name all files of the corpus. Raises InputError for positions of
+        other data, or of a corpus that has changed with `on_changed_corpus` 'refuse'; PositionError for damaged ones.
         """
         for shard, position in positions.items():
             self._check_identity(shard, position)

@@ -163,7 +163,7 @@ class ReaderProcesses(Stream):
         return reader.lost
 
     def _start_again(self, reader: _Reader, error: Exception) -> None:
-        """Starts a process in the place of one that has ended, up to the batch that it gave last."""
+        """Starts a process to replace one that has ended, up to the batch that it gave last."""
         code = reader.end()
         how = (
             f"gives no answer for {self._limit:,.0f} s" if isinstance(error, BlockingIOError) else f"has ended ({code})"

@@ -1,7 +1,7 @@
 """The stages of a run's data: tasks or mixtures that follow one another, each from a step on, as one stream.
 
 Batch n, from 0, is of the last stage that begins at n or before. A stage has a stream of its own, which starts at the
-beginning of its data with the stage's first batch and ends with its last one. So a data position is that of one stage's
+beginning of its data with the stage's first batch and ends with its last one. So a data position belongs to one stage's
 stream; a file in it says what the stages before gave of each corpus.
 """
 
@@ -121,7 +121,7 @@ class StagedStream(Stream):
         self._open(wanted)
 
     def _number_of(self, positions: Positions) -> int:
-        """Returns the stage that positions belong to; the first one for those of no stage, which `check` refuses.
+        """Returns the stage that positions belong to; the first one if they name no stage, which `check` refuses.
 
         Raises ConfigError if the stages that were read before it differ from the current ones.
         """
@@ -252,7 +252,7 @@ def open_stages(stages: Sequence[Stage], lengths: Mapping[str, int], shards: Seq
 
 
 def task_of_stage(begins: int, first: Provider, lengths: Mapping[str, int], config: DataConfig) -> Provider:
-    """Returns the task of a later stage; ConfigError if it is not registered, or its rows are not those of `first`."""
+    """Returns the task of a later stage; ConfigError if it is not registered, or its rows differ from `first`'s."""
     task_name = config.of_stages[begins]
     try:
         task = resolve_task(task_name, copies_of(first))
@@ -265,7 +265,7 @@ def task_of_stage(begins: int, first: Provider, lengths: Mapping[str, int], conf
         if len(names) > 1:
             raise ConfigError(
                 "DataConfig.stages",
-                f"names {task.name} from step {begins:,} on, whose {side} have another vocabulary than those of"
+                f"names {task.name} from step {begins:,} on, whose {side} have another vocabulary than the {side} of"
                 f" {first.name}; set DataConfig.vocabulary to one for all.",
             )
     return task
@@ -279,12 +279,12 @@ def check_rows_of_stage(
     lengths: Mapping[str, int],
     config: DataConfig,
 ) -> None:
-    """Raises ConfigError if the batches of a later stage have other features or lengths than those of the first."""
+    """Raises ConfigError if the batches of a later stage have other features or lengths than the first stage's."""
     shapes = {} if own_lengths != lengths else feature_shapes(task, lengths, config)
     if own_lengths != lengths or shapes != feature_shapes(first, lengths, config):
         raise ConfigError(
             "DataConfig.stages",
-            f"names {task.name} from step {begins:,} on, whose rows of {dict(own_lengths)} tokens are not like those of"
+            f"names {task.name} from step {begins:,} on, whose rows of {dict(own_lengths)} tokens differ from those in"
             f" {first.name}, {dict(lengths)}; give both lengths in DataConfig.task_feature_lengths, or another task.",
         )
 

@@ -97,7 +97,7 @@ class TokenizersVocabulary(Vocabulary):
         """Returns whether text is cut into this token, also where the name of a special token is plain text.
 
         A token such as <pad> may stand among the pieces too: no merge of BPE gives it, and SentencePiece has no
-        probability of it, but 0.0 in the place of a logarithm below 0.
+        probability of it, but 0.0 instead of a logarithm below 0.
         """
         name = self.tokenizer.id_to_token(number)
         model = json.loads(self.tokenizer.to_str())["model"]

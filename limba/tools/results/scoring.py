@@ -204,7 +204,7 @@ def _may_be_foreign(name: str) -> bool:
 
 
 def _foreign(name: str, error: InputError | None) -> Scorer:
-    """Returns the model that transformers opens; raises the error of `limba.load` where there is none of that name."""
+    """Returns the model that transformers opens; raises the error of `limba.load` where no model has that name."""
     if error is not None and not _may_be_foreign(name):
         raise error
     from limba.tools.results import foreign_scorer

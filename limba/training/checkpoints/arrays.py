@@ -315,7 +315,7 @@ def _stored_name(name: str, stores: Stores) -> str | None:
 
 
 def _about_average(checkpoint: epath.Path, wanted: AbstractSet[str], stored: AbstractSet[str]) -> str:
-    """Returns what is said if the run or the checkpoint has an average of the weights, and not both; else ""."""
+    """Returns a note if only the run or only the checkpoint has an average of the weights; else ""."""
     has_average = any(AVERAGE.match(name) for name in wanted)
     had_average = any(AVERAGE.match(name) for name in stored)
     if has_average == had_average or jax.process_index() != 0:

@@ -72,7 +72,7 @@ def found_at(directory: str) -> Branch | None:
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{path / FILE} is no record of a branch; name a new directory.") from error
+            raise InputError(f"{path / FILE} is not the record of a branch; name a new directory.") from error
     if path.exists() and any(child.name != lease.FILE for child in path.iterdir()):
         raise InputError(f"{directory} is not empty and no branch; name a new directory.")
     return None
@@ -156,7 +156,7 @@ def schedule_of(original: RunConfig, branch: Branch) -> ScheduleConfig:
 def changed(run: RunConfig, values: Mapping[str, object]) -> RunConfig:
     """Returns a run with other fields of itself and of its schedule, by their names: "RunConfig.train_steps".
 
-    A vocabulary in the run's directory becomes that of the new one.
+    A vocabulary in the run's directory becomes the same file in the new directory.
     """
     fields = {name.partition(".")[2]: value for name, value in values.items() if name.startswith("RunConfig.")}
     of_schedule = {name.partition(".")[2]: value for name, value in values.items() if name.startswith("Schedule")}

@@ -369,7 +369,7 @@ class Checkpoints:
                     since = f" since step {saved['begins']}" if saved else ""
                     raise ConfigError(
                         "DataConfig.stages",
-                        f"is {self._data.stages!r}, by which the batches before step {path.name} are those of {stage}"
+                        f"is {self._data.stages!r}, by which the batches before step {path.name} come from {stage}"
                         f" since step {begun}, and the checkpoint there, in {path.parent}, has read"
                         f" {data['task']!r}{since}; leave the stages before that step as they were.",
                     )
@@ -428,7 +428,7 @@ def _stages_in(positions: Positions) -> Mapping[str, object]:
 
 
 def _data_of(data: DataConfig, step: int) -> DataConfig:
-    """Returns the choice of data of the stage that a checkpoint's data position belongs to: that of its last batch."""
+    """Returns the data choices of the stage that a checkpoint's position belongs to, the stage of its last batch."""
     return data.of_stages[data.stage_of(step - 1)]
 
 
@@ -467,7 +467,7 @@ def check_arrays(path: epath.Path, abstract: TrainState, advice: Mapping[str, st
         if differing:
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise InputError(
-                f"The checkpoint at step {path.name} in {path.parent} is that of another {owner}:"
+                f"The checkpoint at step {path.name} in {path.parent} was saved from a different {owner}:"
                 f" {'; '.join(differing[:3])}{more}. {advice[part]}",
                 field="ModelConfig" if part == "params" else "OptimizerConfig",
             )

@@ -118,7 +118,7 @@ def check_length(config: RunConfig) -> None:
     """Raises ConfigError if an encoder's rows are longer than those that its initial model was trained with.
 
     A rotary base above that model's lets them be: ModernBERT (arXiv:2412.13663) went from 1,024 tokens to 8,192 so,
-    with 160,000 in place of 10,000. Nothing is said where that length is not known.
+    with 160,000 in place of 10,000. Without a known length nothing is logged.
     """
     path = config.initial_checkpoint_path
     model = config.model
