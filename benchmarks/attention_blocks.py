@@ -119,7 +119,7 @@ def compiled(args: argparse.Namespace) -> None:
 
     topology = topologies.topology(args.topology, "--topology=")
     if topology.platform != "gpu" or topology.kind not in nvidia.CARDS:
-        raise InputError(f"--topology={args.topology} is no card that is described; give {', '.join(nvidia.CARDS)}.")
+        raise InputError(f"--topology={args.topology} is not a card that is described; give {', '.join(nvidia.CARDS)}.")
     with tempfile.TemporaryDirectory() as dump:
         devices = nvidia.topology_devices(f"{topology.kind}-1", dump)
         has_wgmma = 9 <= compute_capability(devices[0]) < 10

@@ -12,7 +12,7 @@ step beside its compiled account, a run that is killed and resumed, and its expo
 
 FOLDER/PART.json has a part's commands with their seconds, exit codes and figures, the device and jax's version;
 FOLDER/card.md has the figures as a table. Both are written after each command, and a command that has ended is not run
-again: the same call goes on with what is left. Ends with 1 if a command has failed.
+again: the same call goes on with the rest. Ends with 1 if a command has failed.
 """
 
 from __future__ import annotations
@@ -344,12 +344,12 @@ def _commands(card: Card, part: str, parts: Mapping[str, Callable[[Card], Comman
 def _run(card: Card, part: str, commands: Commands, device: Mapping[str, str], seconds: float) -> bool:
     """Runs the commands of a part that have not ended yet, in so many seconds; returns whether all have.
 
-    Its file and the table are written after each command. One that the call's end cuts off is no failure, unless it had
-    nearly all of the call.
+    Its file and the table are written after each command. A command that the call's end cuts off has not failed, unless
+    it had nearly all of the call.
     """
     end = time.monotonic() + seconds
     done = _done(card.folder, part)
-    runs = done["runs"] if done.get("platform") == device["platform"] else {}  # not those of a dry run
+    runs = done["runs"] if done.get("platform") == device["platform"] else {}  # not a dry run's
     for what, command in commands.items():
         left = end - time.monotonic()
         if what in runs:

@@ -248,7 +248,7 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
 
 def _lower(traced: Any, topology: topologies.Topology) -> Any:
     """Returns the traced step in StableHLO, for the platform of the topology."""
-    # A card is described and not here, so jax has to be told what to lower for.
+    # The card is only described, not present, so jax must be told what to lower for.
     platforms = ("cuda",) if topology.platform == "gpu" else None
     return traced.lower(lowering_platforms=platforms)
 

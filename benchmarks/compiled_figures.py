@@ -122,7 +122,7 @@ def _change(old: Any, new: Any) -> str:
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser("-m benchmarks.compiled_figures", __doc__ or "", "python")
-    parser.add_argument("--steps", help="names with commas between, or all; default: those of each landing")
+    parser.add_argument("--steps", help="names with commas between, or all; default: the steps of each landing")
     parser.add_argument("--write", action="store_true", help="record the figures of these steps")
     args = parser.parse_args(argv)
     steps = list(LANDING)

@@ -14,7 +14,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
-    """A headless browser; a test that needs one fails where there is none."""
+    """A headless browser; a test that needs one fails without it."""
     program = next((path for name in NAMES if (path := shutil.which(name))), None)
     if program is None:
         pytest.fail("There is no Chromium; apt-get install chromium.")

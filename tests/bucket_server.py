@@ -75,7 +75,7 @@ class Session:
 
 
 class RefusedError(Exception):
-    """The status of an answer that is no object."""
+    """The status of an answer that is not an object."""
 
     def __init__(self, status: int):
         self.status = status
@@ -385,7 +385,7 @@ class BucketServer(ThreadingHTTPServer):
         self.forbids_listing = False  # as to an account that may read and write objects, and not list them
         self.troubles: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()  # by method and what the place is
-        self.received: Counter[str] = Counter()  # uploaded bytes by object, those of repeated requests too
+        self.received: Counter[str] = Counter()  # uploaded bytes by object, repeated requests included
         self.sent_bytes = 0
         self._lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Which test files the commit tier opens: those with lint or the core, and those of what has changed since HEAD.
+"""Which test files the commit tier opens: the ones with lint or core, and the tests of what has changed since HEAD.
 
 python -m tests.changed torch seqio     prints the test files that import a library
 """
@@ -81,7 +81,7 @@ def _own_tests(path: Path) -> set[Path]:
 
 @cache
 def chosen_files() -> tuple[frozenset[Path], frozenset[Path]]:
-    """Returns the files that always count, of which only the marked tests do, and those of what has changed."""
+    """Returns the files that always count, of which only the marked tests do, and the files of what has changed."""
     always = {path for path in TESTS if NAMED.search(path.name) and ALWAYS.search(path.read_text())}
     return frozenset(always), frozenset(files_for(changed_files()))
 

@@ -126,7 +126,7 @@ class BucketHandler(Handler):
 class StoreHandler(BucketHandler):
     """As the bucket, and takes objects, whose generations it counts and compares as Google's storage does.
 
-    A fault answers in the place of the store; `lost` lets it write before.
+    A fault answers instead of the store; `lost` lets it write before.
     """
 
     def do_POST(self) -> None:

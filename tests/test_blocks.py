@@ -227,7 +227,7 @@ def trained(corpus: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def check(text: str, folder: Path, python: Path | None = None) -> None:
-    """Runs a block in a folder; `python`: that of the environment whose programs come first."""
+    """Runs a block in a folder; `python`: of the environment whose programs come first."""
     if "bash launch/" in text and not (folder / "launch").exists() and "limba new" not in text:
         (folder / "launch").symlink_to(ROOT / "launch")
     environments = [str(program.parent) for program in (python, Path(sys.executable)) if program is not None]

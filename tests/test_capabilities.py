@@ -28,7 +28,7 @@ FILES_OF_USERS = ("tokenizer.json", "metrics.jsonl")  # by which a capability is
 
 
 class Repository(NamedTuple):
-    """What has to be named."""
+    """What must be named."""
 
     commands: Collection[str]
     macros: Collection[str]

@@ -1,4 +1,4 @@
-"""tests/changed.py: a changed module brings its own tests, one that no test imports those of its users."""
+"""tests/changed.py: a changed module brings its own tests, or its users' tests where none imports it."""
 
 import re
 import subprocess

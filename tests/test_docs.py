@@ -189,7 +189,7 @@ def spelt_by_programs() -> str:
 
 
 def has_field(owner: str, field: str) -> bool:
-    """Whether a class of limba/config has a field; True for a class that is none of them."""
+    """Whether a class of limba/config has a field; True for any other class."""
     cls = getattr(config, owner, None)
     return cls is None or field in fields_of(cls) or hasattr(cls, field)
 

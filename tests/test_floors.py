@@ -280,7 +280,7 @@ OF_A_RUN = {
     *("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "jaxtyping", "tensorstore", "etils", "fsspec"),
     *("filelock", "tenacity", "google_crc32c", "psutil", "tensorboardX", "sentencepiece", "regex", "limba"),
 }
-# What these import themselves. A version of one may bring another, so this is no list of ours.
+# What these import themselves. A version of one may bring another, so the list is read, not written here.
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "tensorflow", "seqio", "t5", "tensorflow_datasets"),
     *("datasets", "huggingface_hub", "pyarrow", "pandas", "scipy", "sklearn", "orbax", "aiohttp", "gcsfs", "requests"),

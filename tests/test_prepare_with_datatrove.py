@@ -47,7 +47,7 @@ def python() -> Path:
 
 
 class Corpus:
-    """Three files of documents, those of them that are to be left, and a model of the two languages."""
+    """Three files of documents, the ones that should remain, and a model of the two languages."""
 
     def __init__(self, folder: Path, python: Path):
         self.folder = folder

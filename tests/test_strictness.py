@@ -70,7 +70,7 @@ def by_the_clock(tree: ast.AST) -> Iterator[str]:
             if isinstance(node.value.value, int | float) and node.value.value < LEAST_SECONDS:
                 yield f"{node.value.lineno}: timeout={node.value.value}: a busy machine needs {LEAST_SECONDS} s or more"
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE) and has_clock(node):
-            yield f"{node.lineno}: {ast.unparse(node)}: how long it takes is no test"
+            yield f"{node.lineno}: {ast.unparse(node)}: how long it takes is not a test"
 
 
 def has_clock(tree: ast.AST) -> bool:

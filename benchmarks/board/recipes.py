@@ -107,7 +107,7 @@ def own_settings(recipe: Recipe, settings: Settings) -> dict[str, Any]:
 
 
 def settings_of(assignments: Sequence[str]) -> dict[str, Any]:
-    """Returns what FIELD=VALUE flags set; InputError for a field that does not exist or a value that is none.
+    """Returns what FIELD=VALUE flags set; InputError for a field that does not exist or a wrong value.
 
     >>> settings_of(["learning_rate=0.1", "beta2=0.95", "multiply_by_parameter_scale=False"])
     {'beta2': 0.95, 'learning_rate': 0.1, 'multiply_by_parameter_scale': False}

@@ -45,7 +45,7 @@ def test_a_command_over_the_call_s_time_is_left_for_the_next_call(
     monkeypatch.setattr(card, "LEAST_SECONDS", 0.0)
     this_card = card.Card(tmp_path, "cpu", tmp_path, True, seconds=60.0)
     assert card._run(this_card, "part", {"short": runs["short"]}, device, seconds=60.0)
-    assert not card._run(this_card, "part", runs, device, seconds=1.0)  # what is left of a call
+    assert not card._run(this_card, "part", runs, device, seconds=1.0)  # the rest of a call
     results = json.loads((tmp_path / "part.json").read_text())["runs"]
     assert list(results) == ["short"] and results["short"]["figures"] == {"says": "7"}
     # A command that has had a whole call is not tried again.

@@ -1,4 +1,4 @@
-"""Bad flags, models and lines for the commands that use a trained model: what is typed or damaged, and what is said."""
+"""Bad flags, models and lines for the commands that use a trained model: what is typed or damaged, and the sentence."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def cut(file: str, length: int) -> Callable[[Path], None]:
 
 
 def index(content: bytes) -> Callable[[Path], None]:
-    """Returns what gives hf an index in the place of its weights: beside them it would not be looked at."""
+    """Returns what replaces hf's weights by an index: beside weights it would not be looked at."""
 
     def change(folder: Path) -> None:
         (folder / "hf" / "model.safetensors").unlink()
@@ -218,7 +218,7 @@ def line_of(**values: Any) -> bytes:
 WEIGHTS = "hf/model.safetensors"
 ENTRY = b'{"shared.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}'
 FIGURES = line_of(kind="train", step=1, loss=1.0)
-# Files of a model: name -> new content, or what changes the folder; then what is said.
+# Files of a model: name -> new content, or what changes the folder; then the expected sentence.
 MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     (PROMPT, {"hf/config.json": b""}, "hf/config.json cannot be read"),
     (PROMPT, {"hf/config.json": b"\xff\xfe{}"}, "hf/config.json cannot be read"),

@@ -1,4 +1,4 @@
-"""Damaged files in the place of each file that somebody else may have written: one sentence, or what is right."""
+"""Each file that somebody else may have written, damaged: one sentence, or the right result."""
 
 import contextlib
 import gzip

@@ -1,4 +1,4 @@
-"""The example files of T5X's repository and those of four public Romanian runs, as facts: each becomes a run.
+"""The example files of T5X's repository and of four public Romanian runs, as facts: each becomes a run.
 
 A case is the files that one includes, what it sets, and what of Limba's run follows, or the sentence that refuses it.
 """

@@ -1,4 +1,4 @@
-"""Public runs of T5X make batches here, and the rows of decoder-only ones are those of seqio's own feature converter.
+"""Public runs of T5X make batches here, and the rows of decoder-only ones equal seqio's own feature converter's.
 
 Each run's gin is converted; then its rows are made of a small corpus, by a task of the form that its name says.
 """

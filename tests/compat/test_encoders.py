@@ -1,6 +1,6 @@
 """Encoders, as Limba writes them, in transformers 4.57.6: outputs of padded rows, and the cards' code.
 
-It has no EuroBERT; what it has are ModernBERT's classes, and that of a T5's encoder.
+It has no EuroBERT; what it has are ModernBERT's classes, and the class of a T5's encoder.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ for folder in sorted(Path(sys.argv[1]).glob("*/step_5")):
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
-    """A folder for each shape, with rows of ids, padded, beside it, Limba's outputs, and those of 4.57.6."""
+    """A folder for each shape, with rows of ids, padded, beside it, Limba's outputs, and 4.57.6's."""
     shelf = tmp_path_factory.mktemp("encoders")
     ids = np.random.default_rng(0).integers(2, 800, (3, 40)).astype(np.int32)
     ids[0, 33:] = 0

@@ -126,7 +126,7 @@ def test_the_table_holds_together() -> None:
     assert set(nvidia.CARDS) <= set(names)
     for entry in topologies():
         assert entry.platform == "cpu" or entry.chip is not None
-        if entry.platform == "gpu":  # so that a price is that of the card
+        if entry.platform == "gpu":  # so that it gets the card's price
             assert hardware.written(entry.name) == (entry.chip, entry.devices)
 
 

@@ -147,7 +147,7 @@ def test_config_json_names_the_rules_that_there_are() -> None:
 
 @pytest.mark.usefixtures("_no_task_modules")
 def test_another_name_leaves_the_fields_of_a_run_s_own_optimizer_behind(tmp_path: Path) -> None:
-    """Those that config.gin lists; one that is given beside it has to be the new optimizer's."""
+    """The fields that config.gin lists; a field given beside it must be the new optimizer's."""
     lines = "include 'gin/demo.gin'\ninclude 'gin/recipes/fast.gin'\nMODEL_DIR = '/runs/a'\nLEARNING_RATE = 0.1\n"
     (tmp_path / "my.gin").write_text(lines)
     own_text = read_run([str(tmp_path / "my.gin")]).text

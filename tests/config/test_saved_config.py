@@ -1,4 +1,4 @@
-"""Configurations as plain data: every one comes back the same, and a text that is none ends with a sentence."""
+"""Configurations as plain data: every one comes back the same, and any other text is refused in a sentence."""
 
 import dataclasses
 import json

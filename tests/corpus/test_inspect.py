@@ -1,4 +1,4 @@
-"""The inspection's figures are those of the text, and what is printed shows pieces, sentinels and what is lost."""
+"""The inspection's figures match the text, and what is printed shows pieces, sentinels and what is lost."""
 
 import io
 import re

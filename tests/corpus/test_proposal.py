@@ -1,4 +1,4 @@
-"""The proposals of `limba new`: sizes, passes, memory, hours, and what is said of them."""
+"""The proposals of `limba new`: sizes, passes, memory, hours, and the sentences about them."""
 
 import math
 
@@ -108,7 +108,7 @@ def test_every_choice_fits_and_says_what_it_is(megabytes: float, name: str, kind
         check(plan, name, 7, megabytes / 1_000)
         assert ("by heart" in plan.risk) == (plan.epochs > sizes.FREE_EPOCHS)
         assert ("fewer than the 20" in plan.risk) == (plan.ratio < sizes.BEST_RATIO)
-    assert ("umt5" in proposal.verdict) == (megabytes < 1_000 and kind == "t5")  # a T5 is none of the others
+    assert ("umt5" in proposal.verdict) == (megabytes < 1_000 and kind == "t5")  # only a T5 can continue from umT5
 
 
 def test_little_text_is_told_what_passes_are_worth_and_has_a_recipe() -> None:

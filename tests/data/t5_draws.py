@@ -1,4 +1,4 @@
-"""TensorFlow's random numbers as t5's preprocessors draw them, in the place of those of `limba.data.draws`."""
+"""TensorFlow's random numbers as t5's preprocessors draw them, instead of the numbers in `limba.data.draws`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple

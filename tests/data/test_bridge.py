@@ -219,7 +219,7 @@ def assert_same_examples(ours: Iterable, expected: Iterable) -> None:
 
 
 def test_what_our_encoder_cannot_do_is_left_to_seqio(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents of several lengths, several texts in one, bytes, and vocabularies that are none of ours."""
+    """Documents of several lengths, several texts in one, bytes, and vocabularies that are not ours."""
     monkeypatch.setattr(tokens, "_ids_of", None)  # no call of it succeeds
     pieces = vocabulary_as_seqio(load_vocabulary(str(vocabulary)))
     words = ["one", "two words"]

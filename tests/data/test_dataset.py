@@ -195,7 +195,7 @@ def test_documents_are_those_whose_bytes_a_row_has(
 @pytest.mark.core
 @pytest.mark.parametrize(("size", "count"), [(1, 9), (7, 3), (7, 100), (50, 400), (50, 403)])
 def test_a_shuffle_gives_windows_in_random_order(size: int, count: int) -> None:
-    """Each element once, those of a window before those of the next one, and other orders in other windows."""
+    """Each element once, a window's before the next window's, and other orders in other windows."""
     elements = [{"n": n} for n in range(count)]
     order = [element["n"] for element in Elements(elements, {}).shuffle(size, Draws(3))]
     windows = [order[start : start + size] for start in range(0, count, size)]

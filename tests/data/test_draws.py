@@ -128,7 +128,7 @@ def test_choices_of_a_mixture_follow_the_rates() -> None:
 
 
 def test_a_mixture_goes_on_from_any_example() -> None:
-    """Also where the next choices are drawn, each of which may be that of before by chance."""
+    """Also where the next choices are drawn, each of which may equal the choice before by chance."""
     parts = [Elements([(part, n) for n in range(9000)], {}) for part in range(3)]
     mixed = Mixed(parts, [0.2, 0.3, 0.5], Draws(1))
     items = list(itertools.islice(mixed.read(), 10 * CHOICES + 30))

@@ -59,7 +59,7 @@ def test_every_example_comes_once_and_whole():
             used = int((numbers > 0).sum())
             assert (np.diff(numbers[:used]) >= 0).all()
             assert not numbers[used:].any()
-    # Either side may fill a row first; what they have in common is no worse than nine tenths.
+    # Either side may fill a row first; they share at least nine tenths.
     assert max(np.mean([(row[name] > 0).mean() for row in rows]) for name in LENGTHS) > 0.9
 
 

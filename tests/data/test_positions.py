@@ -279,7 +279,7 @@ def test_a_position_is_moved_on_without_its_shard(tmp_path: Path, number: int) -
 
 @pytest.mark.core
 def test_a_position_that_is_damaged_or_lacks_a_part_is_refused(tmp_path: Path) -> None:
-    """Its bytes are those of the checkpoint's manifest; what is wrong in them is still one sentence."""
+    """Its bytes match the checkpoint's manifest; what is wrong in them is still one sentence."""
     path = write(tmp_path / "a.txt")
     before, rest = saved(path)
     whole = json.loads(json.dumps(before[0]))

@@ -1,4 +1,4 @@
-"""Several processes give the batches and positions of one; what goes wrong in them is said, and they end with us."""
+"""Several processes give the batches and positions of one; their errors are reported, and they end with us."""
 
 import contextlib
 import dataclasses

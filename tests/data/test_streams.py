@@ -1,4 +1,4 @@
-"""Batches are the same after a restart and on any number of hosts; shards differ; what cannot work is said."""
+"""Batches are the same after a restart and on any number of hosts; shards differ; what cannot work is refused."""
 
 import dataclasses
 import functools

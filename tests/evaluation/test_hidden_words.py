@@ -1,4 +1,4 @@
-"""Hidden words of validation text: the model's hits beside those of the commonest words, and the samples of a run."""
+"""Hidden words of validation text: hits of the model and of the commonest words, and the samples of a run."""
 
 import dataclasses
 import importlib

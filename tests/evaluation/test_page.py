@@ -35,7 +35,7 @@ class Loaded(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.scripts += tag == "script"
         addresses = [str(value) for name, value in attrs if name in ("src", "href", "srcset", "action")]
-        self.addresses += [address for address in addresses if not address.startswith("#")]  # those of this page
+        self.addresses += [address for address in addresses if not address.startswith("#")]  # not inside this page
 
 
 def numbers(packed: str) -> np.ndarray:

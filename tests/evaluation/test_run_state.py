@@ -49,4 +49,4 @@ def test_a_run_that_failed_says_so_first(tmp_path: Path, capsys: pytest.CaptureF
     (first, *_) = opened(run)
     page = headline.headline([first])
     assert page.startswith(f'<p class="wrong"><strong>FAILED</strong> {said}</p>')
-    assert "still falls" not in page  # the trend of a run that failed is no news
+    assert "still falls" not in page  # nobody needs the trend of a failed run

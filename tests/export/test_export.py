@@ -291,7 +291,7 @@ def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
     encoded = theirs(texts[:20], padding=True, truncation=True, max_length=32, return_tensors="pt")
     tokens = model.generate(**encoded, max_new_tokens=8, do_sample=False)
     assert theirs.batch_decode(tokens, skip_special_tokens=True) == written
-    # What is no piece, and the sentinels that this task never learnt, are not drawn either.
+    # Ids without a piece, and the sentinels that this task never learned, are not drawn either.
     suppressed = json.loads((folder / "generation_config.json").read_text())["suppress_tokens"]
     sentinels = sentinel_ids(ours, 2)
     assert suppressed == sorted([*sentinels, *range(ours.vocab_size, 512)]) and len(suppressed) > 2

@@ -117,7 +117,7 @@ def test_a_run_that_exports_nothing_is_warned(tmp_path, caplog):
 
 
 def test_a_suffix_model_without_gaps_is_exact(tmp_path):
-    """A language model's text has no gaps; those of a T5 would be cut otherwise, and are refused."""
+    """A language model's text has no gaps; a T5's gaps would be cut otherwise, and are refused."""
     path = train(tmp_path, treat_whitespace_as_suffix=True)
     write_tokenizer(tmp_path, path, 0, starts=True)
     vocabulary = load_vocabulary(path, 0)
@@ -202,7 +202,7 @@ def save_tokenizer(path, normalizer, pre_tokenizer, flags=None, added=(), specia
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_a_tokenizer_json_cuts_around_gaps_as_training_does(kind, tmp_path):
-    """A row of span corruption is a text's ids with a sentinel in the place of a word's; line ends and tabs stay."""
+    """A row of span corruption is a text's ids with a sentinel instead of a word's; line ends and tabs stay."""
     path = save_tokenizer(tmp_path / "own.json", *TOKENIZERS[kind])
     write_tokenizer(tmp_path, path, 0)
     vocabulary = load_vocabulary(path)

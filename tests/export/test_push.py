@@ -70,7 +70,7 @@ def test_the_hub_is_asked_for_a_private_model(server, folder, tmp_path) -> None:
 
 def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch, capsys) -> None:
     monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))
-    pauses: list[float] = []  # those of the hub's library, a minute in all
+    pauses: list[float] = []  # the hub library's pauses, a minute in all
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=pauses.append))
     destination = HubDestination("me/mine")
     server.fail("/api/models/me/mine/commit/main", *[status(500)] * 20, methods=("POST",))

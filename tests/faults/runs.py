@@ -44,7 +44,7 @@ class Setting:
 
     processes: int = 1
     steps: int = WHOLE_STEPS  # of the undisturbed run
-    corpus: str | None = None  # another corpus; None: that of all tests
+    corpus: str | None = None  # another corpus; None: the one all tests share
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Runs:
     def start(
         self, directory: Path, setting: Setting, steps: int | None = None, extra: Sequence[str] = (), **parts: Any
     ) -> Start:
-        """Starts a run in the directory, up to `steps` or the setting's; `parts` are those of `Start`."""
+        """Starts a run in the directory, up to `steps` or the setting's; `parts` are passed on to `Start`."""
         arguments = [*self.arguments(directory, setting, steps), *extra]
         return Start(arguments, setting.processes, self.new("hashes").with_suffix(".txt"), **parts)
 
@@ -198,7 +198,7 @@ class Runs:
         assert not wrong, f"{'; '.join(wrong)}\n--- said:\n{text}\n--- all:\n{start.text()[-4000:]}"
 
     def differences(self, start: Start, directory: Path, setting: Setting, promised: int = 0) -> str:
-        """Returns "" if the start's batches and losses are those of the undisturbed run, else how they differ.
+        """Returns "" if the start's batches and losses equal the undisturbed run's, else how they differ.
 
         `promised` is a step that was said to be saved: the start must not have begun before it.
         """
@@ -218,7 +218,7 @@ class Runs:
         return _differing_losses(losses, whole.losses, first, start.trained())
 
     def check_same(self, start: Start, directory: Path, setting: Setting, promised: int = 0) -> None:
-        """Fails unless the start's batches and losses are those of the undisturbed run."""
+        """Fails unless the start's batches and losses equal the undisturbed run's."""
         problem = self.differences(start, directory, setting, promised)
         assert not problem, f"{problem}\n{start.text()[-4000:]}"
 

@@ -74,7 +74,7 @@ def _other_package(runs: Runs, folder: Path) -> dict[str, Any]:
     return {"variables": {1: {"PYTHONPATH": str(installed)}}}
 
 
-DIFFERENCES: dict[str, tuple[str, Callable[[Runs, Path], dict[str, Any]]]] = {  # what is said, and who makes it
+DIFFERENCES: dict[str, tuple[str, Callable[[Runs, Path], dict[str, Any]]]] = {  # sentence, function
     "other-setting": (r"LEARNING_RATE.*0\.1|learning_rate.*0\.1", _other_rate),
     "other-corpus-file": ("another", _other_file),
     "other-text": (r"a\.jsonl", _other_text),

@@ -118,7 +118,7 @@ def test_a_run_does_not_learn_the_sentinels_again(published: Path, tmp_path: Pat
 
 
 def t5x_checkpoint(folder: Path, trained: int | None) -> str:
-    """A T5X checkpoint whose sentinels are those of `trained` extra ids; None: without Adafactor's averages.
+    """A T5X checkpoint trained with `trained` extra ids; None: without Adafactor's averages.
 
     T5X's Adafactor adds 1e-30 to each squared gradient: a row that no example has looked up has this and no more.
     """

@@ -38,7 +38,7 @@ def edited(folder, change):
 
 
 def same_as_transformers(folder, kind, cls=None):
-    """Limba's arrays of a folder are those of transformers' model, by the names and in the shapes that we write."""
+    """Limba's arrays of a folder equal those in transformers' model, by the names and in the shapes that we write."""
     theirs = getattr(transformers, cls or CLASSES[kind][1]).from_pretrained(folder).float().state_dict()
     config = huggingface.model_config(folder)
     ours = architectures.written(huggingface.open_folder(folder, config), config)

@@ -76,7 +76,7 @@ class Harmful:
 
 
 class Built:
-    """Has a pickle call a function that the reader knows with what is no tensor's, and set an attribute of it."""
+    """Has a pickle call a function that the reader knows with arguments no tensor has, and set an attribute of it."""
 
     def __reduce__(self) -> tuple:
         return torch._utils._rebuild_tensor_v2, ("storage", 0, (2,), (1,)), (None, {"__name__": "harm"})

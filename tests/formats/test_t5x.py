@@ -196,7 +196,7 @@ def test_a_checkpoint_cut_short_is_named(legacy, damage, message):
 
 
 def test_a_checkpoint_of_mesh_tensorflow_is_told_where_its_model_lies_for_t5x():
-    """The names are those of docs/models.md of T5X, and of the lists of ByT5 and mT5 for Mesh TensorFlow."""
+    """The names come from T5X's docs/models.md, and from the lists of ByT5 and mT5 for Mesh TensorFlow."""
     public = "gs://t5-data/pretrained_models"
     there = r"Mesh TensorFlow.* gs://t5-data/pretrained_models/t5x/"
     for path, name in (

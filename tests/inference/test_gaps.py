@@ -56,7 +56,7 @@ def answered(search: gap_filling.Search, next_logits) -> list[list[gap_pieces.Fi
 def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
     pieces = gap_pieces.pieces_of(load_vocabulary("byte"), 384, SpecialIds())
     table = {
-        "": {"<next>": 0.5, ".": 0.2, "a": 0.12, "i": 0.09, "o": 0.06, "u": 0.03},  # the likeliest is no word
+        "": {"<next>": 0.5, ".": 0.2, "a": 0.12, "i": 0.09, "o": 0.06, "u": 0.03},  # the likeliest is not a word
         "a": {"<next>": 0.25, "n": 0.75},
         "an": {"</s>": 0.6, "<next>": 0.4},
         "i": {"n": 1.0},

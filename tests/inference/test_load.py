@@ -131,7 +131,7 @@ def test_a_language_model_continues_scores_and_encodes(tmp_path: Path) -> None:
 
 
 def test_a_prefix_lm_reads_prompts_as_it_learned_to(tmp_path: Path) -> None:
-    """Logits, likelihood and greedy text of a prompt are those of the rows that training makes, mask included."""
+    """Logits, likelihood and greedy text of a prompt equal those from the rows that training makes, mask included."""
     network = tiny.language_model(vocab_size=384, num_decoder_layers=2)
     prompt = "Un text"
     write_run(tmp_path / "run", network)

@@ -1,7 +1,7 @@
 """Folders that transformers saves: ids are AutoTokenizer's, text, scores and vectors are the model's there.
 
 Eight classes of models times six styles of tokenizers, each by a generic and by a real class of transformers. The ids
-of all are compared on every landing, the numbers of a dozen; those of the others at night.
+of all are compared on every landing, the numbers of a dozen; the others' at night.
 """
 
 import itertools
@@ -103,7 +103,7 @@ def test_older_files_are_read_by_the_same_rules(style: str, tmp_path: Path) -> N
 
 ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 ODD_FILES = {
-    # Without an id yet: they get theirs in the order of transformers' roles, not in that of the file.
+    # Without an id yet: they get theirs in the order of transformers' roles, not of the file.
     "roles in the alphabet's order": ("endoftext", {**ENDOFTEXT, "mask_token": "<mask>", "pad_token": "[PAD]"}, {}, {}),
     "an ordinary token with a role": ("endoftext", {**ENDOFTEXT, "pad_token": "again"}, {}, {"tokens": ["again"]}),
     "padding in tokenizer.json alone": ("endoftext", ENDOFTEXT, {}, {"padding": "<pad>", "tokens": ["<pad>"]}),

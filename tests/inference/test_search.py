@@ -190,7 +190,7 @@ def test_beams_are_those_of_lists(penalty, stopping, size):
 @pytest.mark.core
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
 def test_greedy_texts_are_those_of_lists(size):
-    """A score is that of the free network, whatever is not allowed."""
+    """A score is the free network's, whatever is not allowed."""
     config = GenerationConfig(max_tokens=5, no_repeat_ngram_size=size)
     prompts = [[-1, -1, 2], [3, 4, 0], [5, 5, 5]]
     for table, result in zip(TABLES, written(config, prompts), strict=True):
@@ -239,7 +239,7 @@ def test_ids_of_equal_probability_stay_together():
         ({"top_p": 0.45}, {0, 1, 2}),
         ({"top_p": 0.7}, {0, 1, 2}),
         ({"top_p": 0.85}, {0, 1, 2, 3, 4}),
-        ({"top_k": 3, "top_p": 0.45}, {0}),  # of what is left, 0.5 is the likeliest's
+        ({"top_k": 3, "top_p": 0.45}, {0}),  # the likeliest has 0.5 of the remaining mass
     ):
         drawn = decoding._draw(logits, keys, GenerationConfig(max_tokens=1, sample=True, **choices))
         assert set(np.unique(drawn).tolist()) == wanted, choices

@@ -6,7 +6,7 @@ The folder WORLD has world.json: {"pods": {NAME: {"states": [...], "node": "READ
 whose words are all in a call (`~WORD`: anywhere in it) makes it fail with that message, that many times; one of "deeds"
 makes it do what `class Deed` says.
 
-Its rules are those of gcloud 528, from Google's reference (https://docs.cloud.google.com/sdk/gcloud/reference) and, for
+Its rules follow gcloud 528, from Google's reference (https://docs.cloud.google.com/sdk/gcloud/reference) and, for
 ssh and scp, the published source of the Cloud SDK (lib/surface/compute/tpus/tpu_vm, command_lib/util/ssh/ssh.py,
 core/console/console_io.py):
 

@@ -1,4 +1,4 @@
-"""Programs in the place of Slurm's: they record how they were called, and start real processes.
+"""Stand-ins for Slurm's programs: they record how they were called, and start real processes.
 
 `write` makes them in a folder for PATH. sbatch runs the job at once, in the foreground, with the variables that Slurm
 sets; when the file `signal` holds a step, it sends what --signal asks for as soon as the run has logged that step. A

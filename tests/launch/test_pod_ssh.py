@@ -35,7 +35,7 @@ class Server:
         key = self.folder / "host_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         (self.folder / "notice").write_text(NOTICE)
-        # sshd gives each command a new environment: what the programs of these tests read of it is said here.
+        # sshd gives each command a new environment: what the programs of these tests read from it is set here.
         exports = {"HOME": home, "WORKER": number, "DEEDS": laptop / "deeds", "PATH": os.environ["PATH"], "RETRIES": 0}
         (self.folder / "command").write_text(
             "#!/bin/bash\n"

@@ -1,4 +1,4 @@
-"""launch/slurm.sh with programs in the place of Slurm's, which start real processes that train."""
+"""launch/slurm.sh with stand-ins for Slurm's programs, which start real processes that train."""
 
 import json
 import os

@@ -101,7 +101,7 @@ def test_every_parameter_and_field_has_its_name_in_transformers(shape):
 
 
 def of_padded_rows(shape):
-    """Returns the rows, where they are no padding, and what transformers computes of them: logits and states."""
+    """Returns the rows, a mask of their tokens, and what transformers computes of them: logits and states."""
     features = masked_batch(2, 40 if shape == "modern, five windows" else 30)
     for array in features.values():
         array[1, 24:] = 0
@@ -308,7 +308,7 @@ SMOOTH = LossConfig(z_loss=1e-4, label_smoothing=0.1, normalize_by="sequences")
     ],
 )
 def test_the_gathered_head_equals_the_whole_one(shape, loss):
-    """Loss and gradient of the predicted positions alone are those of all logits, in chunks too."""
+    """Loss and gradient of the predicted positions alone equal the ones from all logits, in chunks too."""
     config = SHAPES[shape]
     features = masked_batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)

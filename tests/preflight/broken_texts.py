@@ -1,7 +1,7 @@
 """Runs whose text or vocabulary is broken in one way each: the files of one, its flags, and the code of its finding.
 
 Sentences are made of phrases in several languages, so that documents are many and no two of them are alike; or
-documents are those of `REAL`, with which test_real_text.py fills this table anew.
+documents come from `REAL`, with which test_real_text.py fills this table anew.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ PHRASES = {  # language: beginnings, middles, ends of sentences
 
 REAL: dict[str, list[str]] = {}  # language: documents of real text
 LEGACY = {"ja": "shift_jis", "ro": "iso8859_16"}  # encodings of text that is not UTF-8; else Latin-1
-OTHER = {"da": "es", "zh": "da"}  # a text beside that of a language, of another script if there is one; else English
+OTHER = {"da": "es", "zh": "da"}  # a second language, of another script if there is one; else English
 SOUND = (Path(__file__).parents[1] / "broken" / "sound.gin").read_text()
 PAIRS = """
 from tasks import text_to_text

@@ -114,7 +114,7 @@ def test_nothing_is_said_of_a_shipped_run_on_sound_text(
     name: str, language: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Here every section is looked at: what is said is that so little text is read too often."""
+    """Every section is looked at; the only finding is that so little text is read too often."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "SECONDS", 0.0)
     path = broken_texts.write("text.jsonl", broken_texts.documents(language, 600))
@@ -138,7 +138,7 @@ def test_a_token_that_is_missing_is_asked_for_once(
 def test_a_run_that_its_machine_or_text_breaks_is_found_too(
     broken: Broken, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here every section is looked at, and what is said of others beside is what this small text cannot do better."""
+    """Every section is looked at; other findings are about what this small text cannot do better."""
     for name in ("HF_TOKEN", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))

@@ -97,7 +97,7 @@ def test_tokens_are_said_to_be_there_and_never_shown(tmp_path: Path, monkeypatch
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("limba.storage.servers.token", lambda: None)
     section = environment.environment(run_in(tmp_path, hub_model_id="user/name"))
-    assert not section.data["tokens"]["HF_TOKEN"]  # what it is missing for is said once, by the section Storage
+    assert not section.data["tokens"]["HF_TOKEN"]  # the section Storage says, once, what it is missing for
     assert [line for line in section.lines if line.level == "error"] == []
 
 

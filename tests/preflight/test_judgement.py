@@ -328,7 +328,7 @@ def test_each_error_and_warning_has_a_code() -> None:
 
 
 def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
-    """The devices say of themselves what those of a v4-8 do, by libtpu 0.0.42.1."""
+    """The devices describe themselves as a v4-8's do, by libtpu 0.0.42.1."""
     devices = [types.SimpleNamespace(device_kind="TPU v4", platform="tpu", process_index=0)] * 4
     says = lambda run, gib: start.of_memory(run, devices, gib * GIB)
     wanted = arithmetic.memory(PlannedRun(run_of()), topology("v4-8")).total / GIB

@@ -1,6 +1,6 @@
 """Broken runs on real text: each is found with all sections looked at, its fix works as typed; sound ones pass.
 
-The runs are those of broken_texts.py and broken_runs.py, whose own tests have made-up sentences. Here their documents
+The runs come from broken_texts.py and broken_runs.py, whose own tests have made-up sentences. Here their documents
 are of Python's manual, and each run is looked at as a user would, without a compile.
 """
 
@@ -74,7 +74,7 @@ def workdir(tmp_path: Path, manual: list[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def is_found(code: str, argv: list[str]) -> dict:
-    """Returns the finding of a code; fails unless it is said once."""
+    """Returns the finding of a code; fails unless there is exactly one."""
     problems = wrong(argv)
     lines = [line for line in problems if line["code"] == code]
     assert len(lines) == 1, problems

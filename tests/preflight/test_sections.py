@@ -206,7 +206,7 @@ def test_a_checkpoint_to_begin_from_is_looked_for(config: RunConfig, tmp_path: P
 def test_json_has_lines_figures_and_the_verdict() -> None:
     made = [Section("Data", [Line("ok", "Fine.\n a <b> | *"), Line("warning", "Wasteful.", "PACK = True")], {"a": 1.5})]
     document = json.loads(output.json_of(made, {"run": "x.gin"}))
-    assert (document["exit_status"], document["verdict"]) == (0, "works, but wasteful")  # a warning is no error
+    assert (document["exit_status"], document["verdict"]) == (0, "works, but wasteful")  # a warning is not an error
     assert document["sections"][0]["data"] == {"a": 1.5}
     assert json.loads(output.json_of([Section("a", [], {"x": np.float32(0.5)})], {}))["sections"][0]["data"] == {
         "x": 0.5

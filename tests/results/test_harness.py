@@ -66,7 +66,7 @@ def results_of(model: object, folder: Path, name: str = "mine") -> tuple[dict, l
 
 
 def up_to_odd_bytes(text: str) -> str:
-    """A text up to bytes that are no letter: transformers replaces each of them, SentencePiece what is left."""
+    """A text up to bytes that spell no letter: transformers replaces each of them, SentencePiece the remainder."""
     return text.partition("\ufffd")[0]
 
 
@@ -145,7 +145,7 @@ def a_t5_run(folder: Path, vocabulary: Path, objective: str) -> Path:
 
 @pytest.mark.parametrize(("objective", "sentinels"), [("span_corruption", True), ("lm_adaptation", False)])
 def test_a_run_and_its_export_have_the_same_figures(objective, sentinels, workdir, vocabulary, caplog) -> None:
-    """Whether a T5 is scored with sentinels is said by the run and by the record of its export, and by the model."""
+    """The run, the record of its export, and the model say whether a T5 is scored with sentinels."""
     from limba.tools.results.harness import LimbaLM
 
     run = a_t5_run(workdir, vocabulary, objective)

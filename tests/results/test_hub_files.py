@@ -30,7 +30,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, s
 
 
 def downloaded(suite: str, data: str, variables: dict[str, str]) -> list[str]:
-    """Runs the command of each sentence about a missing file until there is none; returns the commands."""
+    """Runs the command in each sentence about a missing file until none is missing; returns the commands."""
     commands = list[str]()
     while True:
         try:

@@ -61,7 +61,7 @@ print(json.dumps([kinds, model.encode(["It is here.", "One"]).tolist()]))
 
 @pytest.mark.night
 def test_an_encoder_runs_through_mteb_s_own_trial_tasks(vocabulary: Path, tmp_path: Path) -> None:
-    """Needs the network once; the vectors are those of `TrainedModel.encode`."""
+    """Needs the network once; the vectors equal `TrainedModel.encode`'s."""
     import limba
 
     python = environment_with(MTEB, sees_tests=True)

@@ -19,7 +19,7 @@ ONCE = np.ones((1, 60))
 
 
 def tags_of(seed: int, count: int = 200) -> tuple[list[list[str]], list[list[str]]]:
-    """Sentences with tags, and what some model could give for them; both are no valid IOB2 in places."""
+    """Sentences with tags, and what some model could give for them; both break IOB2's rules in places."""
     chosen = random.Random(seed)
     labels = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG"]
     targets = [[chosen.choice(labels) for _ in range(chosen.randint(1, 9))] for _ in range(count)]

@@ -71,7 +71,7 @@ def test_a_berts_folder_learns_tags(data, monkeypatch, capsys) -> None:
     assert {model for _, model in cells} == rows and cells["tags", "bert"]["seeds"] == 2
     low, high = cells["tags", "bert"]["over_examples"]
     assert low <= cells["tags", "bert"]["mean"] <= high and len(cells["tags", "bert"]["protocol"]) == 8
-    # Each figure is that of its kept predictions, by scikit-learn.
+    # Each figure follows from its kept predictions, by scikit-learn.
     task = read_suite("./suite.gin").tasks[2]
     parts = read_task(task, ".").parts
     assert parts is not None

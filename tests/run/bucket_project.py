@@ -203,7 +203,7 @@ def load(paths: Sequence[str]) -> int:
     import limba
 
     def written(path: str) -> list[int]:
-        # Where nothing is said, a run bans its sentinels, and a folder for transformers may write them, as there. Its
+        # By default a run bans its sentinels, and a folder for transformers may write them, as transformers does. Its
         # text has spaces beside them, as AutoTokenizer decodes it, so that the ids are compared.
         texts = limba.load(path).samples(["Propoziția <extra_id_0> număr"], max_tokens=8, ban_sentinels=False)
         return texts[0][0].ids.tolist()

@@ -150,7 +150,7 @@ def leg(arguments: list[str], directory: Path, steps: int, *more: str) -> list[s
 
 @pytest.mark.night
 def test_interrupted_and_killed_processes_lose_no_batch(arguments: list[str], tmp_path: Path) -> None:
-    """Each fault is answered in time, and the losses are those of a run without faults, to the last bit."""
+    """Each fault is answered in time, and the losses equal a run's without faults, to the last bit."""
     broken = tmp_path / "broken"
     whole = tmp_path / "whole"
     limit = "--gin.config.RunConfig.host_timeout_seconds=10"

@@ -186,7 +186,7 @@ def test_every_task_that_takes_files_takes_a_hub_id(task: str, column: str | dic
 
 @pytest.mark.night
 def test_a_resumed_run_reads_the_commit_that_it_began_with(hub: FileServer, tmp_path: Path, vocabulary: Path) -> None:
-    """The data set changes on the hub in between: no row differs from those of a run that never stopped."""
+    """The data set changes on the hub in between: no row differs from a run's that never stopped."""
     data = DataConfig("demo_span_corruption", {"inputs": 32}, 8, str(vocabulary), data_files="me/set@main")
     run = RunConfig(
         model=tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, mlp_dim=64, num_decoder_layers=2),

@@ -78,8 +78,8 @@ def tokenizer_of(kind: str, style: str) -> Any:
 def saved(folder: Path, kind: str, style: str) -> Any:
     """Saves a folder; of T5s with half as large weights.
 
-    With those of `model_of`, gradients of a T5, whose scores are not divided by sqrt(C), are not determined in float32:
-    torch's own differ from those in float64 by 4e-4 of the largest, and by 2e-6 with half as large weights.
+    With the weights of `model_of`, gradients of a T5, whose scores are not divided by sqrt(C), are not determined in
+    float32: torch's own differ from those in float64 by 4e-4 of the largest, and by 2e-6 with half as large weights.
     """
     more = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False} if kind == "t5_1_1" else {}
     model = folders.saved(folder, kind.removesuffix("_1_1"), tokenizer_of(kind, style), **more)
@@ -219,7 +219,7 @@ def check_first_batch(config: RunConfig, model: Any) -> dict[str, np.ndarray]:
 
 
 def check_ids(config: RunConfig, folder: Path) -> None:
-    """Compares the stream's ids with those of AutoTokenizer, and the rows with its ids of the corpus's text."""
+    """Compares the stream's ids with AutoTokenizer's, and the rows with its ids of the corpus's text."""
     vocabulary = resolve_task(config.data).output_features["targets"].vocabulary
     assert isinstance(vocabulary, StreamVocabulary)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)

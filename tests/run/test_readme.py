@@ -162,7 +162,7 @@ def test_the_numbers_are_those_that_were_recorded() -> None:
 
 
 def test_the_demo_prints_25_rows() -> None:
-    """Of 80 columns, beside those of progress, as recorded; at night as it prints them."""
+    """At most 80 columns, but for lines of progress, as recorded; at night as it prints them."""
     assert readme.num_rows(readme.record()["printed"]) <= readme.MOST_ROWS
 
 

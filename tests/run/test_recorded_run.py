@@ -45,7 +45,7 @@ def trained(directory: Path, run: str, processes: int, *flags: str) -> str:
 
 
 def check_resumes(name: str, step: int, last_step: int, processes: int, directory: Path) -> None:
-    """Resumes a copy of a recorded run: weights, optimizer and step are those of its checkpoint, the text begins anew.
+    """Resumes a copy of a recorded run: weights, optimizer and step come from its checkpoint, the text begins anew.
 
     So it is as a run that begins with this checkpoint and reads from the beginning.
     """

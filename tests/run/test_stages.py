@@ -128,7 +128,7 @@ def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
         assert figures(out) == {at: record for at, record in figures(whole).items() if at > step}
         assert_same(whole, out, 7)
 
-    # Stages that a branch sets are those of a run that had them from the start.
+    # Stages that a branch sets work as if the run had had them from the start.
     plain = tmp_path / "plain"
     limba_(*flags(corpus, plain, "TRAIN_STEPS=3"))
     assert_same(plain, whole, 3)
@@ -188,7 +188,7 @@ def test_two_processes_change_the_stage_like_one(
 def test_the_guard_rewinds_across_a_boundary_and_the_documents_are_found(
     poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The poisoned documents are those of the third batch of the second stage, that of step 57."""
+    """The poisoned documents are in the third batch of the second stage, step 57's."""
     texts = [json.loads(line)["text"] for line in poisoned.read_text().splitlines()]
     bad = [texts[number] for number in guarded.POISONED]
     clean = [text for text in texts if text not in bad]

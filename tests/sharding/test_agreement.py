@@ -1,4 +1,4 @@
-"""What processes compare, and how an error of one ends all: with threads in the place of processes, then real ones."""
+"""What processes compare, and how an error of one ends all: with threads for processes, then real ones."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from limba.sharding import agreement, consistency
 from tests.sharding.processes import free_port, xla_flags
 
 ROOT = Path(__file__).resolve().parents[2]
-GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # the line of a process, beside those of its libraries
+GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # a process's own lines, not its libraries'
 JOINED = re.compile(r"^process \d of 2 on .*\n", re.MULTILINE)  # which each process prints once
 
 
@@ -229,7 +229,7 @@ def two(runs: list[list], roots: tuple[Path, Path] = (ROOT, ROOT)) -> list[tuple
     ]
 
 
-# One path on all hosts, another folder on each: that of the process's current directory.
+# One path on all hosts, another folder on each, in the process's current directory.
 HERE = "/proc/self/cwd/corpus"
 
 

@@ -22,7 +22,7 @@ def file_of(owner: Owner) -> str:
 
 
 def put(path: Path, owner: Owner) -> None:
-    """Puts another one's file in the place of what is there, in one step, as who takes over does."""
+    """Replaces what is there by another owner's file in one step, as a process that takes over does."""
     new = path.with_name("new")
     new.write_text(file_of(owner))
     new.rename(path)

@@ -1,4 +1,4 @@
-"""One run a directory: who holds it is said, the dead are replaced, and who lost it writes nothing more."""
+"""One run a directory: its holder is named, a dead one is replaced, and one that lost it writes nothing more."""
 
 import contextlib
 import errno
@@ -385,7 +385,7 @@ def test_a_storage_that_is_away_for_longer_than_a_lease(tmp_path: Path, monkeypa
                 mine.confirm()
         else:
             wait_until(lambda: place._lease.compromise is None and not mine._is_failing)
-            assert not mine._has_complained  # the next outage is said, too
+            assert not mine._has_complained  # the next outage is reported, too
             beats_go_on(tmp_path)
             mine.check()
             mine.confirm()
@@ -456,7 +456,7 @@ def test_the_holder_of_a_bucket_on_another_machine_that_beats_keeps_it(server: B
 
 
 def test_a_bucket_that_ten_take_at_once_has_one_holder(server: BucketServer) -> None:
-    """Made where there is none, and in the place of a silent holder."""
+    """Made where there is none, and taken over from a silent holder."""
     for _ in range(2):
         places = [BucketPlace(f"gs://bucket/{OBJECT}") for _ in range(10)]
         take = functools.partial(BucketPlace.take, seen=places[0].look())

@@ -11,7 +11,7 @@ LAST = 12_000
 
 
 def place_of(step: int, num_bytes: int) -> dict:
-    """A data position with content that cannot be compressed, as that of tf.data's checkpoint."""
+    """A data position with content that cannot be compressed, like tf.data's checkpoint."""
     content = random.Random(step).randbytes(num_bytes // 2).hex()
     return {"about": {}, "files": "", "shard": 0, "place": {"batch": step, "rows": content}}
 

@@ -45,7 +45,7 @@ def test_limits_are_the_formula_of_the_window_before(size: int) -> None:
     ]
     made = Window(GuardConfig(window=size, threshold=5.0))
     for number, loss, norm in steps:
-        if number % 5 == 0:  # a spike is no good step
+        if number % 5 == 0:  # a spike does not count as a good step
             continue
         limits = made.limits(number).tolist()
         known = [entry for entry in steps[: max(0, (number // 8 - 1) * 8 + 1)] if entry[0] % 5][-size:]
@@ -177,7 +177,7 @@ def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None
     spikes = guard.spikes(100)
     assert [(spike.step, spike.number) for spike in spikes] == [(43, 1), (45, 1)]
     assert spikes[0].typical_loss == 3.0 and guard.spikes(100) == []
-    guard.warn(spikes)  # that of 45 ends the run
+    guard.warn(spikes)  # the spike at 45 ends the run
     assert guard._metrics.events == [
         (43, {"action": "warn", "reason": spikes[0].reason, "loss": 9.0, "gradient_norm": 1.0})
     ]

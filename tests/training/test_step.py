@@ -123,7 +123,7 @@ def lowered_step(
 
 
 def collective_bytes(lowered: jax.stages.Lowered) -> tuple[dict[str, int], int]:
-    """Returns those of the compiled step, and the parameters' own."""
+    """Returns the collectives' bytes in the compiled step, and the bytes of the parameters."""
     parameters = jax.tree.leaves(jax.eval_shape(Network(SHALLOW).init, jax.random.key(0)))
     return costs_of_program(lowered.compile().as_text()).collective_bytes, sum(4 * leaf.size for leaf in parameters)
 

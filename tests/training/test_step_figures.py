@@ -107,7 +107,7 @@ def test_inputs_of_a_decoder_are_its_prefix() -> None:
 
 
 def collectives(jaxpr: Any) -> Counter[tuple[str, str]]:
-    """The collectives of arrays in a traced function, those of scalars left out, by name and dtype."""
+    """The collectives of arrays in a traced function, scalars left out, by name and dtype."""
     counts: Counter[tuple[str, str]] = Counter()
     for equation in jaxpr.eqns:
         for value in equation.params.values():

@@ -252,5 +252,5 @@ def test_encoders_learn_masked_rows_and_others_do_not(tmp_path):
     own_task = TaskRegistry.add(
         "masked_of_its_own", task.source, preprocessors=task.preprocessors, output_features=task.output_features
     )
-    with pytest.raises(ConfigError, match="is not set, and that of task masked_of_its_own is masked_lm"):
+    with pytest.raises(ConfigError, match="is not set, and task masked_of_its_own has masked_lm"):
         resolve_task(dataclasses.replace(data, mixture_or_task_name=own_task.name))

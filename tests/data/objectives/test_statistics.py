@@ -48,7 +48,7 @@ def chances_of_lengths(num_items: int, num_segments: int) -> np.ndarray:
 
 
 def runs(mask: np.ndarray) -> np.ndarray:
-    """Returns the lengths of the runs in bool [n], which begins with a run of False: those of False, those of True."""
+    """Returns the lengths of the runs in bool [n], which begins with a run of False: first of False, then of True."""
     edges = np.flatnonzero(np.diff(mask)) + 1
     return np.diff([0, *edges, len(mask)])
 
@@ -137,7 +137,7 @@ def test_the_order_of_denoisers_is_any() -> None:
 
 
 def test_whole_words_are_chosen_as_all_divisions_are_equally_likely() -> None:
-    """Of words of one token, in one window: the lengths are those of spans of tokens."""
+    """Of words of one token, in one window: the lengths equal the lengths of spans of tokens."""
     num_words, density, mean = 100, 0.3, 3.0
     edges = np.arange(num_words + 1)
     masks = []

@@ -23,7 +23,7 @@ from tests import published as folders
 
 STYLES = {"unigram": "t5", "llama": "llama", "gemma": "llama", "endoftext": "gpt2", "bert": "modernbert"}
 TEXTS = [f"Line {n} of a small text, again: it's {n * 7} words or fewer." for n in range(300)]
-# Texts that no normalizer changes, so that offsets in them are those of the pieces.
+# Texts that no normalizer changes, so that offsets in them fit the pieces.
 TEXTS += ["a few words", "UPPER lower MiXed", "it's don't we've I'm", "two  spaces   three", "Усі люди вільними"]
 
 

@@ -27,7 +27,7 @@ TEXTS = [f"Textul {number} este scurt, dar este al nostru." for number in range(
 
 
 class BucketText(tfds.core.GeneratorBasedBuilder):
-    """A data set with code of its own, as those of TFDS' catalogue."""
+    """A data set with code of its own, like the data sets in TFDS' catalogue."""
 
     VERSION = tfds.core.Version("1.0.0")
 

@@ -161,7 +161,7 @@ def test_skipping_leaves_out_the_rest_of_the_unit_and_records_it(tmp_path, serve
 
 
 def damaged(folder: Path, kind: str) -> tuple[Path, str]:
-    """Returns a file with damage in its second half, and what is said of it."""
+    """Returns a file with damage in its second half, and the expected sentence."""
     if kind == "json":
         lines = [json.dumps({"text": text}) for text in TEXTS]
         lines[200] = lines[200][:-5]

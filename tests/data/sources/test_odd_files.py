@@ -233,7 +233,7 @@ def test_what_is_guessed_of_a_file_is_said_once(tmp_path: Path, caplog, monkeypa
 
 
 def test_libraries_read_the_same(tmp_path: Path) -> None:
-    """The texts that are expected above are those of pandas and pyarrow themselves."""
+    """The texts that are expected above come from pandas and pyarrow themselves."""
     readers_of = {
         ".csv": lambda path, sep: pandas.read_csv(path, sep=sep, dtype=str, keep_default_na=False),
         ".parquet": lambda path, sep: pyarrow.parquet.read_table(path).to_pandas(),

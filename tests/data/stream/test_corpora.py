@@ -71,7 +71,7 @@ def opened(config: DataConfig, shards: Sequence[int] = (0, 1)) -> Iterator[Train
 
 
 def add(counts: Counter[str], rows: Mapping[int, Mapping[str, np.ndarray]]) -> None:
-    """Adds the tokens of a batch to those of each task; an example's corpus is known by its letters."""
+    """Adds the tokens of a batch to each task's count; an example's corpus is known by its letters."""
     for part in rows.values():
         for number in range(len(part["inputs"])):
             ids = {side: part.get(f"{side}_segment_ids", part[side] != 0)[number] for side in ("inputs", "targets")}

@@ -73,7 +73,7 @@ def test_a_task_is_read_in_the_sizes_of_its_mixture(registered: None) -> None:
 
 
 def test_the_oldest_units_of_all_sources_are_closed(registered: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of open files is that of a process: a thousand sources of 512 each would be refused by the system."""
+    """The number of open files is per process: a thousand sources of 512 each would be refused by the system."""
     monkeypatch.setattr(splits.OpenUnits, "MOST", 3)
     monkeypatch.setattr(splits, "OPEN", splits.OpenUnits())
     sources = list(unit_sources(resolve_task(DATA)).values())

@@ -212,10 +212,10 @@ def test_stages_that_cannot_be_are_refused() -> None:
     ):
         task_of_stage(5, first, lengths, unknown)
     config = dataclasses.replace(CONFIG, vocabulary=None, stages=((5, "stages_words"),))
-    with pytest.raises(ConfigError, match="whose inputs have another vocabulary than those of stages_mix"):
+    with pytest.raises(ConfigError, match="whose inputs have another vocabulary than the inputs of stages_mix"):
         task_of_stage(5, resolve_task(config.of_stages[0]), lengths, config)
     task = task_of_stage(5, first, lengths, CONFIG)
-    with pytest.raises(ConfigError, match="whose rows of .* are not like those of stages_mix"):
+    with pytest.raises(ConfigError, match="whose rows of .* tokens differ from those in stages_mix"):
         check_rows_of_stage(5, task, {**lengths, "targets": 7}, first, lengths, CONFIG)
 
 

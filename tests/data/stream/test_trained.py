@@ -1,4 +1,4 @@
-"""The epochs that a stream tells are those of the rows that were trained and of what buffers hold, counted here."""
+"""The epochs that a stream reports match the rows that were trained and what buffers hold, counted here."""
 
 import contextlib
 import dataclasses
@@ -110,7 +110,7 @@ def t5x_task(path: Path) -> str:
     ],
 )
 def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, upto: float, ahead: float) -> None:
-    """Beyond TensorFlow the figure is none (0) at first; it never goes backwards."""
+    """Behind TensorFlow the figure is 0 at first; it never goes backwards."""
     changes: dict[str, Any] = {"data_files": str(texts)}
     if kind == "t5x":
         changes = {"mixture_or_task_name": t5x_task(texts), "task_feature_lengths": {"inputs": 64, "targets": 32}}

@@ -99,7 +99,7 @@ def test_character_sets_of_tokens(vocabulary, kind):
 
 
 def test_the_dummy_space_is_no_byte_of_the_text(vocabulary):
-    """Rows of a language model, pairs and packed pairs: the bytes are those of the texts, and of nothing else."""
+    """Rows of a language model, pairs and packed pairs: the bytes of the texts are counted, and nothing else."""
     loaded = load_vocabulary(str(vocabulary), 0)
     pieces = piece_bytes(loaded, 1024)
     in_bytes = load_vocabulary("byte", 0)

@@ -127,7 +127,7 @@ def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple, ha
 
 
 def test_blocks_beyond_a_window_and_after_a_causal_row_are_not_read() -> None:
-    """A weight of 0 times a value that is no number would be none."""
+    """A weight of 0 times NaN would be NaN."""
     (query, key, value, _), mask, _ = inputs(2, 320, 320, 1, 16, False, False, "float32")
     value = value.at[:, 256:].set(jnp.nan)
     ids = jnp.ones((2, 320), jnp.int32)

@@ -115,7 +115,7 @@ def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple) ->
 
 
 def test_blocks_beyond_a_window_are_not_read() -> None:
-    """A weight of 0 times a value that is no number would be none."""
+    """A weight of 0 times NaN would be NaN."""
     (query, key, value, _), _, _ = inputs(2, 640, 640, 1, 16, False, False, "float32")
     ids = jnp.ones((2, 640), jnp.int32)
     mask = Mask(ids, ids, reach=64, everywhere=False)

@@ -103,7 +103,7 @@ def test_one_file_is_damaged_and_the_step_before_is_resumed(
 
 
 def test_a_step_under_the_name_of_another_is_passed_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A copy of an older step, and a file in the place of one."""
+    """A copy of an older step, and a file where a step should be."""
     checkpoints = run / "checkpoints"
     shutil.copytree(checkpoints / "10", checkpoints / "30")
     (checkpoints / "40").write_text("")

@@ -1,6 +1,6 @@
 """EIO from the system's own read: the file is read again before it is damage; a storage that is away costs no step.
 
-A library between the program and libc gives it, to Python's reads and to those of tensorstore's C++.
+A library between the program and libc gives it, to Python's reads and to tensorstore's C++ reads.
 """
 
 import os
