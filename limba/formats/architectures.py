@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -151,67 +151,60 @@ def kind(config: ModelConfig) -> str:
     """Returns a key of CLASSES; InputError for a network that none of these can represent."""
     if not config.is_decoder_only:
         return "umt5" if config.relative_bias_per_layer else "t5"
-    is_llama = config.positions == "rotary"
-    is_modern = config.is_modernbert
-    first, *gate = config.mlp_activations
-    if is_modern:
+    if config.is_modernbert:
         key = "modernbert"
     elif config.is_encoder:
         key = "eurobert"
-    elif is_llama:
+    elif config.positions == "rotary":
         key = "llama"
     else:
         key = "gpt2"
-    titles = {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "llama": "Llama", "gpt2": "GPT-2"}
-    name = "GPT-2 or Llama" if config.is_t5_decoder else titles[key]
-    mlp = "gated" if is_llama else "plain"
-    is_fused = is_modern or not is_llama
+    reason = next(_reasons_against(config, key), None)
+    if reason is not None:
+        titles = {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "llama": "Llama", "gpt2": "GPT-2"}
+        name = "GPT-2 or Llama" if config.is_t5_decoder else titles[key]
+        raise InputError(f"The network cannot be written for transformers: its {name} class {reason}.")
+    return key
+
+
+def _reasons_against(config: ModelConfig, key: str) -> Iterator[str]:
+    """Yields how a class of transformers differs from this network of one stack, to follow "its … class"."""
+    is_modern = key == "modernbert"
+    is_gated = config.positions == "rotary"  # a Llama's or EuroBERT's MLP
+    if config.is_t5_decoder:
+        yield "has other positions than T5's relative ones; write it for T5X, or use it in Limba"
+    if config.is_encoder and config.positions != "rotary":
+        yield "has rotary positions, and ModelConfig.positions is not 'rotary'"
+    if config.predicts_next:
+        yield "predicts a mask at its own place, and ModelConfig.attention_mask is 'hybrid'; use it in Limba"
+
+    norms = ("rms",) if is_gated else ("layer",)
     if is_modern:
         norms = ("layer", "layer_scale")
-    elif is_llama:
-        norms = ("rms",)
-    else:
-        norms = ("layer",)
-    for fits, what in (
-        (not config.is_t5_decoder, "has other positions than T5's relative ones; write it for T5X, or use it in Limba"),
-        (is_llama or not config.is_encoder, "has rotary positions, and ModelConfig.positions is not 'rotary'"),
-        (
-            not config.predicts_next,
-            "predicts a mask at its own place, and ModelConfig.attention_mask is 'hybrid'; use it in Limba",
-        ),
-        (
-            config.norm in norms,
-            f"has {' or '.join(norms).replace('rms', 'RMS')} norms, and ModelConfig.norm is {config.norm!r}",
-        ),
-        (
-            first != "linear" and gate == (["linear"] if is_llama else []),
-            f"has a {mlp} MLP, and mlp_activations are {config.mlp_activations}",
-        ),
-        (not is_fused or config.kv_heads == config.num_heads, "has keys for every head, and num_kv_heads is set"),
-        (
-            not is_fused or config.num_heads * config.head_dim == config.emb_dim,
-            "cuts emb_dim into heads, and num_heads times head_dim is another number",
-        ),
-        (
-            not config.is_encoder
-            or not config.has_logits
-            or is_modern
-            or config.logits_via_embedding
-            or ("mlp" in config.biases) == ("logits" in config.biases),
-            "has a bias of the logits where its MLPs have one; put both 'mlp' and 'logits' into ModelConfig.biases, or"
-            " none",
-        ),
-        (
-            is_modern
-            or not config.has_logits
-            or not (config.is_encoder and config.logits_via_embedding and "mlp" in config.biases),
-            "has a bias of the logits where its MLPs have one, and ModelConfig.logits_via_embedding is True",
-        ),
-        (config.is_encoder or "logits" not in config.biases, NO_LOGITS_BIAS),
-    ):
-        if not fits:
-            raise InputError(f"The network cannot be written for transformers: its {name} class {what}.")
-    return key
+    if config.norm not in norms:
+        yield f"has {' or '.join(norms).replace('rms', 'RMS')} norms, and ModelConfig.norm is {config.norm!r}"
+    first, *gate = config.mlp_activations
+    if first == "linear" or gate != (["linear"] if is_gated else []):
+        yield f"has a {'gated' if is_gated else 'plain'} MLP, and mlp_activations are {config.mlp_activations}"
+
+    # ModernBERT and GPT-2 store query, key and value as one matrix of the model's width each.
+    if is_modern or not is_gated:
+        if config.kv_heads != config.num_heads:
+            yield "has keys for every head, and num_kv_heads is set"
+        if config.num_heads * config.head_dim != config.emb_dim:
+            yield "cuts emb_dim into heads, and num_heads times head_dim is another number"
+
+    # EuroBertForMaskedLM has one switch, `mlp_bias`, for the MLPs and its output layer.
+    if config.is_encoder and config.has_logits and not is_modern:
+        if not config.logits_via_embedding and ("mlp" in config.biases) != ("logits" in config.biases):
+            yield (
+                "has a bias of the logits where its MLPs have one; put both 'mlp' and 'logits' into"
+                " ModelConfig.biases, or none"
+            )
+        if config.logits_via_embedding and "mlp" in config.biases:
+            yield "has a bias of the logits where its MLPs have one, and ModelConfig.logits_via_embedding is True"
+    if "logits" in config.biases and not config.is_encoder:
+        yield NO_LOGITS_BIAS
 
 
 def _family(name: str) -> str:

@@ -25,7 +25,7 @@ from etils import epath
 from limba.config import InputError, ModelConfig, NoModelError, RunConfig, reason_of, saved_config
 from limba.formats import hub_models, huggingface, limba_checkpoint, t5x, weights
 from limba.formats.architectures import check_arrays
-from limba.formats.huggingface_files import extra_ids_of
+from limba.formats.huggingface_tokenizer import extra_ids_of
 from limba.formats.names import Arrays, Json
 from limba.formats.sentence_modules import transformer_folder
 from limba.storage.files import read_text, resolved

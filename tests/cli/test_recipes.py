@@ -19,6 +19,7 @@ import torch
 
 from limba.formats import huggingface_files as files
 from limba.formats.huggingface import open_safetensors
+from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.formats.names import flatten, unstack_layers
 from tests import tiny
 from tests.bucket_server import BucketServer, serving_buckets
@@ -41,7 +42,7 @@ def write_model(folder: Path, vocabulary: Path) -> None:
     leaves = {name: np.asarray(leaf) for name, leaf in flatten(tiny.parameters(model)).items()}
     files.write_configs(folder, model, "float32")
     files.write_pytorch(folder, unstack_layers(leaves), model)
-    files.write_tokenizer(folder, str(vocabulary), 100)
+    write_tokenizer(folder, str(vocabulary), 100)
 
 
 def write_pairs(folder: Path, **sizes: int) -> None:

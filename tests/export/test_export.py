@@ -26,6 +26,7 @@ from limba.export.huggingface import import_folder, network_gin
 from limba.formats import huggingface_files as files
 from limba.formats import names, t5x
 from limba.formats.huggingface import open_folder
+from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import unflatten
 from limba.inference.gap_filling import fills
@@ -207,7 +208,7 @@ def test_bfloat16_and_files_in_parts(tmp_path):
 
 def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):
     files.write_configs(tmp_path, config_of("t5_1_1"), "float32")
-    files.write_tokenizer(tmp_path, str(vocabulary), 100)
+    write_tokenizer(tmp_path, str(vocabulary), 100)
     ours = load_vocabulary(str(vocabulary))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = [json.loads(line)["text"][:500] for line in corpus.read_text().splitlines()[:100]]
@@ -339,7 +340,7 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     arrays = arrays_of(config)
     files.write_configs(tmp_path, config, "float32")
     files.write_pytorch(tmp_path, arrays, config)
-    files.write_tokenizer(tmp_path, str(vocabulary), 100)
+    write_tokenizer(tmp_path, str(vocabulary), 100)
     text = "The module <extra_id_0> a file and re<extra_id_1> it."
     trained = load(tmp_path)
     pieces = pieces_of(trained.vocabulary, 1024, trained.special_ids)

@@ -17,7 +17,7 @@ from limba.data.vocabulary.piece_table import PieceTable
 from limba.data.vocabulary.sentinels import mask_id
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, parse_model
 from limba.export import end_of_run, proof
-from limba.formats.huggingface_files import write_tokenizer
+from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.inference.token_ids import text_ids
 from tests import tiny
 

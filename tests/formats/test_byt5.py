@@ -15,8 +15,9 @@ from etils import epath
 import limba
 from limba.config import ConfigError
 from limba.export.card import write_card
-from limba.formats import huggingface_files, t5x
+from limba.formats import t5x
 from limba.formats.huggingface_files import Form
+from limba.formats.huggingface_tokenizer import extra_ids_in
 from limba.inference.source import VocabularyName, find
 from limba.training.checkpoints.initial import check_initial
 
@@ -86,7 +87,7 @@ def test_its_export_gives_transformers_these_ids_and_the_card_says_it(published:
     assert ids == limba.load(saved).tokenize(TEXT).tolist() and 258 in ids and max(ids) == 258
     assert tokens.decode(ids) == TEXT + "</s>"
     tokens.save_pretrained(tmp_path / "again")  # and back through transformers
-    assert huggingface_files.extra_ids_in(epath.Path(tmp_path / "again")) == 0
+    assert extra_ids_in(epath.Path(tmp_path / "again")) == 0
     for folder, says in ((saved, True), (tmp_path / "other", False)):
         Path(folder).mkdir(exist_ok=True)
         write_card(Path(folder), find(str(saved)), 0, Form(("pytorch",)), (), limba.config.CardConfig())

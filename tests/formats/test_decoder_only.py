@@ -11,7 +11,7 @@ import transformers
 from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
 from limba.export.huggingface import import_folder
-from limba.formats import architectures, huggingface, huggingface_files
+from limba.formats import architectures, huggingface, huggingface_files, huggingface_tokenizer
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
@@ -120,7 +120,7 @@ def test_folders_that_do_not_fit_are_said(tmp_path):
 def test_bytes_have_a_tokenizer(tmp_path):
     """ByT5's ids, padding before a text and no end of sequence behind it, sentinels at the top."""
     huggingface_files.write_configs(tmp_path, tiny.language_model(vocab_size=384), "float32")
-    huggingface_files.write_tokenizer(tmp_path, "byte", 2, starts=True)
+    huggingface_tokenizer.write_tokenizer(tmp_path, "byte", 2, starts=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     vocabulary = load_vocabulary("byte", 2)
     texts = ["昔々、あるところに", "naïve  ☃ 🙂\n\tx", "", " a\u0000\x7f\u00ad", "".join(map(chr, range(0x21, 0x2000)))]

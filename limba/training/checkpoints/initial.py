@@ -14,7 +14,7 @@ import numpy as np
 from limba.config import ConfigError, InputError, ModelConfig, NoModelError, RunConfig, saved_config
 from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.formats import huggingface, limba_checkpoint, t5x
-from limba.formats.huggingface_files import LAST_BYTE, extra_ids_in
+from limba.formats.huggingface_tokenizer import LAST_BYTE, extra_ids_in
 from limba.formats.names import Arrays
 from limba.formats.open import HUGGING_FACE, LIMBA, T5X, Opened, open_path
 from limba.sharding.mesh import leaf_name, named_leaves

@@ -21,7 +21,7 @@ from limba.data.vocabulary.sentinels import begin_id, mask_id, num_sentinels, se
 from limba.data.vocabulary.special_ids import of_encoder
 from limba.data.vocabulary.spelling import has_dummy_space, piece_bytes
 from limba.data.vocabulary.train import NewVocabulary, train_vocabulary
-from limba.formats.huggingface_files import write_tokenizer
+from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.inference.mask_filling import masked_ids
 
 
