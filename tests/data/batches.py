@@ -40,7 +40,8 @@ from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary.train import train_vocabulary
 
 FOLDER = Path(__file__).parents[1] / "golden/batches"
-HASHES, VOCABULARY = FOLDER / "hashes.json", FOLDER / "vocabulary.model"
+HASHES = FOLDER / "hashes.json"
+VOCABULARY = FOLDER / "vocabulary.model"
 MODULES = (
     "cc100",
     "demo",
@@ -107,9 +108,11 @@ def documents(seed: int, count: int) -> list[str]:
 
 def pairs(seed: int, count: int) -> list[dict[str, str]]:
     """Returns rows with the columns of all supervised tasks that ship."""
-    draw, rows = random.Random(seed), []
+    draw = random.Random(seed)
+    rows = []
     for number in range(count):
-        one, other = f"{number} {words(draw, 2 + int(12 * draw.random()))}", words(draw, 2 + int(6 * draw.random()))
+        one = f"{number} {words(draw, 2 + int(12 * draw.random()))}"
+        other = words(draw, 2 + int(6 * draw.random()))
         sides = (("text", "summary"), ("source", "target"), ("inputs", "targets"), ("en", "ms"))
         rows.append({name: text for side in sides for name, text in zip(side, (one, other), strict=True)})
         rows[-1]["label"] = ("da", "nu", "poate")[number % 3]
@@ -347,7 +350,8 @@ def digest_of_rows(rows: Mapping[int, Mapping[str, np.ndarray]], config: DataCon
 def streams_of(case: Case, config: DataConfig, positions: Mapping[int, Any] | None = None) -> Iterator[list[Any]]:
     """Opens the stream of each host, as a run does: at its beginning, or at the positions after `resumes` batches."""
     first = resolve_task(config.of_stages[0])
-    lengths, stages = derive_lengths(first, config.task_feature_lengths), []
+    lengths = derive_lengths(first, config.task_feature_lengths)
+    stages = []
     for begins, of_stage in config.of_stages.items():
         task = task_of_stage(begins, first, lengths, config) if begins else first
         wants_epochs = of_stage.num_epochs is not None
@@ -390,7 +394,9 @@ def positions_of(hosts: Sequence[Any]) -> dict[int, Any]:
 
 def hashes_of(case: Case, folder: Path) -> tuple[Hashes, dict[int, Any]]:
     """Returns what is recorded of a case, and its data positions after `resumes` batches."""
-    config, positions, digests = config_of(case, folder), {}, list[str]()
+    config = config_of(case, folder)
+    positions = {}
+    digests = list[str]()
     with streams_of(case, config) as hosts:
         for number, rows in enumerate(batches_of(hosts, case.batches), 1):
             digests.append(digest_of_rows(rows, config))

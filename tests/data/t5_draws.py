@@ -23,7 +23,8 @@ class WordsOfSeeds(Words):
     """The words of rows from the seeds that t5 gives to each row's noise and text, int64 [2, 2] for each row."""
 
     def __init__(self, seeds: Iterator[np.ndarray], noise_density: float):
-        self._seeds, self._noise_density = seeds, noise_density
+        self._seeds = seeds
+        self._noise_density = noise_density
 
     def keys(self, *shape: int) -> np.ndarray:
         num_rows, count = shape

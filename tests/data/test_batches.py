@@ -22,7 +22,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory):
 
 
 def check(name: str, folder: Path) -> None:
-    case, recorded = CASES[name], RECORDED[name]
+    case = CASES[name]
+    recorded = RECORDED[name]
     hashes, positions = batches.hashes_of(case, folder)
     assert hashes == {kind: value for kind, value in recorded.items() if kind != "validation"}
     rest = recorded["batches"][case.resumes // case.together :]

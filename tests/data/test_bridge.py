@@ -77,7 +77,8 @@ def test_elements_are_read_again_and_at_two_places(kind: Spec) -> None:
 
     expected = plain({"text": value} for value in values)
     assert plain(dataset.as_numpy_iterator()) == expected
-    first, second = dataset.as_numpy_iterator(), dataset.skip(100).as_numpy_iterator()
+    first = dataset.as_numpy_iterator()
+    second = dataset.skip(100).as_numpy_iterator()
     pairs = [(next(first), next(second)) for _ in range(50)]
     assert plain(one for one, _ in pairs) == expected[:50] and plain(other for _, other in pairs) == expected[100:]
 

@@ -222,7 +222,8 @@ def test_a_shuffle_reads_a_window_and_then_one_element_for_each() -> None:
 @pytest.mark.core
 def test_a_mixture_gives_all_of_its_parts() -> None:
     """As many of each as it has, in order; its choices are by the rates as long as none has ended."""
-    sizes, rates = (3, 0, 4000, 800), (0.4, 0.1, 0.3, 0.2)
+    sizes = (3, 0, 4000, 800)
+    rates = (0.4, 0.1, 0.3, 0.2)
     parts = [Elements([(number, n) for n in range(size)], {}) for number, size in enumerate(sizes)]
     items = list(Mixed(parts, rates, Draws(11)).read())
     for number, size in enumerate(sizes):

@@ -37,7 +37,8 @@ from tests.data.text_files import write
 # Each poisoned document consists of a byte of its own, so that each of its tokens says where it is from.
 POISONS = [byte for byte in range(1, 32) if byte not in b"\t\n\v\f\r\x1c\x1d\x1e\x1f"]
 BATCHES = (1, 2, 3, 7, 12)  # with documents read ahead, several epochs, and one in the middle of a fetch
-NUM_SHARDS, ROWS = 2, 4
+NUM_SHARDS = 2
+ROWS = 4
 
 
 def texts(seed: int = 0, count: int = 120) -> list[str]:
@@ -76,10 +77,12 @@ def check(config: DataConfig, batches: tuple[int, ...] = BATCHES, is_exact: bool
     """Compares each row's poisoned tokens with its documents; returns all documents found."""
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
-    all_named, seen = [], []
+    all_named = []
+    seen = []
     with contextlib.closing(open_stream(task, lengths, config, range(NUM_SHARDS))) as stream:
         for batch in range(1, max(batches) + 1):
-            rows, documents = next(stream), stream.documents()
+            rows = next(stream)
+            documents = stream.documents()
             if batch not in batches:
                 continue
             for shard, row in itertools.product(range(NUM_SHARDS), range(ROWS)):
@@ -285,7 +288,8 @@ def test_documents_tokenized_beforehand_with_sentencepiece(
     by_row = []
     with contextlib.closing(open_stream(task, lengths, config, [1])) as stream:
         for _ in range(40):
-            rows, documents = next(stream)[1], stream.documents()
+            rows = next(stream)[1]
+            documents = stream.documents()
             by_row += [(rows, row, documents.of_row(1, row)) for row in range(ROWS)]
     for rows, row, named in by_row:
         tokens = np.concatenate([rows[name][row] for name in lengths])

@@ -140,5 +140,6 @@ def test_a_mixture_goes_on_from_any_example() -> None:
 
 def test_words_are_not_shared() -> None:
     draws = Draws(1)
-    first, second = draws.words(Purpose.ROWS, 3), draws.words(Purpose.ROWS, 3)
+    first = draws.words(Purpose.ROWS, 3)
+    second = draws.words(Purpose.ROWS, 3)
     assert isinstance(first, Words) and first.raw(2).tolist() == second.raw(2).tolist()

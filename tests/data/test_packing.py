@@ -53,7 +53,8 @@ def test_every_example_comes_once_and_whole():
     assert sorted(map(str, kept)) == sorted(map(str, made))
     for row in rows:
         for name, length in LENGTHS.items():
-            tokens, numbers = row[name], row[f"{name}_segment_ids"]
+            tokens = row[name]
+            numbers = row[f"{name}_segment_ids"]
             assert tokens.shape == numbers.shape == (length,)
             assert ((tokens > 0) == (numbers > 0)).all()
             used = int((numbers > 0).sum())
@@ -65,7 +66,8 @@ def test_every_example_comes_once_and_whole():
 
 def packed_one_by_one(made: list[dict[str, list[int]]], num_open: int) -> list[list[dict[str, list[int]]]]:
     """The rule of `pack` in words: the first open row with room, else the fullest one makes place; at the end all."""
-    rows, done = [[] for _ in range(num_open)], []
+    rows = [[] for _ in range(num_open)]
+    done = []
 
     def used(row: list, name: str) -> int:
         return sum(len(one[name]) for one in row)
@@ -214,7 +216,8 @@ def test_packed_examples_cost_what_they_cost_alone(attention):
     for name in ("loss", "nats", "correct"):
         assert float(sums[name]) == pytest.approx(float(expected[name]), rel=1e-5)
     # Each token's logits, not their sum alone.
-    logits, expected_logits = np.asarray(logits), np.asarray(expected_logits)
+    logits = np.asarray(logits)
+    expected_logits = np.asarray(expected_logits)
     places = {str(one): number for number, one in enumerate(made)}
     for number, row in enumerate({name: packed[name][n] for name in packed} for n in range(len(packed["inputs"]))):
         for segment, example in enumerate(segments(row), 1):

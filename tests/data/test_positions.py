@@ -173,7 +173,8 @@ def test_a_changed_corpus_may_begin_a_new_pass_which_resumes_bit_for_bit(tmp_pat
         assert stream.epochs() == {"demo_span_corruption": 1.0}
         first = taken(stream, 2)
         assert not np.array_equal(first, rest[:2])
-        middle, expected = stream.positions(), taken(stream, 4)
+        middle = stream.positions()
+        expected = taken(stream, 4)
     (sentence,) = [record.message for record in caplog.records if "new pass" in record.message]
     assert "a.txt has changed since step 3: " in sentence and sentence.endswith("begins, with epoch 1.")
     with stream_of(path) as stream:  # nothing has changed since: either choice resumes
@@ -267,7 +268,8 @@ def test_a_position_is_moved_on_without_its_shard(tmp_path: Path, number: int) -
         taken(stream, 3)
         before = stream.positions()
         taken(stream, number)
-        expected, epochs = taken(stream, 4), stream.epochs()
+        expected = taken(stream, 4)
+        epochs = stream.epochs()
     moved = {
         shard: advanced(advanced(position, number // 2), number - number // 2) for shard, position in before.items()
     }

@@ -32,7 +32,8 @@ def once(config):  # noqa: F811
 @pytest.mark.slow
 def test_processes_give_what_one_does(once):
     task, lengths, alone = opened(once)
-    apart, again = open_stream(task, lengths, once, range(4)), streams.TrainStream(task, lengths, once, range(4))
+    apart = open_stream(task, lengths, once, range(4))
+    again = streams.TrainStream(task, lengths, once, range(4))
     with contextlib.closing(alone), contextlib.closing(apart), contextlib.closing(again):
         taken(alone, 5)
         stop(apart._readers[1], signal.SIGKILL)  # before it has read anything

@@ -206,7 +206,9 @@ def test_a_run_trains_on_from_the_step_before_its_largest_damaged_file(
 
 
 def test_damage_is_judged_by_what_is_loaded(tmp_path: Path) -> None:
-    newest, earlier, file = {"digest": "new"}, {"digest": "old"}, Path("state/d/0a")
+    newest = {"digest": "new"}
+    earlier = {"digest": "old"}
+    file = Path("state/d/0a")
     good = {"code": 0, "step": 15, "digest": "old", "text": ""}
 
     def problem(said: list[str], name: Path = file, **changed: object) -> str:

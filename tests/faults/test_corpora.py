@@ -14,7 +14,8 @@ from tests.faults.runs import END_SECONDS, INPUT, MORE_STEPS, STORAGE, TRAINED_S
 from tests.http_server import FileServer, serving, stall
 
 UNREADABLE = INPUT | STORAGE
-READ_SECONDS, READ_ATTEMPTS = 2.0, 2
+READ_SECONDS = 2.0
+READ_ATTEMPTS = 2
 READING = (
     f"--gin.config.DataConfig.read_timeout_seconds={READ_SECONDS}",
     f"--gin.config.DataConfig.read_attempts={READ_ATTEMPTS}",

@@ -59,7 +59,8 @@ def test_anything_else_is_wrong(known: Runs, judged: dict, wrong: str) -> None:
 @pytest.fixture
 def trained(known: Runs, monkeypatch: pytest.MonkeyPatch) -> tuple[Start, Path]:
     """A start that went from step 2 to step 3 as the undisturbed run of one shard did."""
-    hashes, directory = known.folder / "hashes.txt", known.folder / "run"
+    hashes = known.folder / "hashes.txt"
+    directory = known.folder / "run"
     directory.mkdir()
     hashes.write_text("0 3 " + "a" * 16 + "\n")
     record = {"kind": "train", "step": 3, "time": "", "loss": 5.0}

@@ -118,7 +118,8 @@ def test_an_exported_folder_reads_inputs_as_its_run(run: TrainedModel, tmp_path:
     texts = [f"tell: {text}" for text, _ in PAIRS]  # the folder does not know the prefix of the task
     for text, (prompt, told) in zip(texts, PAIRS, strict=True):
         assert opened.tokenize(text).tolist() == trained.tokenize(prompt).tolist()
-        of_folder, of_run = opened.pair_ids(text, told), trained.pair_ids(prompt, told)
+        of_folder = opened.pair_ids(text, told)
+        of_run = trained.pair_ids(prompt, told)
         assert all(np.array_equal(one, other) for one, other in zip(of_folder, of_run, strict=True))
     # Random weights write bytes that no text has, which a folder's tokenizer and ours show otherwise: ids are compared.
     fields = GenerationFields(max_tokens=6, ban_sentinels=False)

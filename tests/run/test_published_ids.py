@@ -377,7 +377,8 @@ def test_rows_of_a_t5_begin_with_its_tokenizers_template(objective: str, tmp_pat
     saved(tmp_path / "folder", "t5", "roberta")
     config = run_of(tmp_path / "folder", "t5", tmp_path, objective=objective)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
-    begin, end = theirs.bos_token_id, theirs.eos_token_id
+    begin = theirs.bos_token_id
+    end = theirs.eos_token_id
     assert theirs("a text").input_ids[0] == begin
     task = resolve_task(config.data)
     lengths = derive_lengths(task, config.data.task_feature_lengths)

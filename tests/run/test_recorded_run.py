@@ -80,7 +80,9 @@ def test_a_recorded_run_of_two_processes_is_resumed_by_one(tmp_path: Path) -> No
     check_resumes("run_of_two", 8, 16, processes=1, directory=tmp_path)
 
 
-ORDERED, SAVED, LAST = GOLDEN / "run_of_order_1", 8, 16
+ORDERED = GOLDEN / "run_of_order_1"
+SAVED = 8
+LAST = 16
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,8 @@ def test_a_run_of_this_order_reads_on_where_it_was(processes: int, tmp_path: Pat
     shutil.copyfile(GOLDEN / "run" / "corpus.jsonl", tmp_path / "corpus.jsonl")
     said = trained(tmp_path, "run", processes)
     assert f"resumes at step {SAVED}" in said and "begins anew" not in said
-    losses_now, expected = losses_of(tmp_path / "run"), losses_of(ORDERED / "whole")
+    losses_now = losses_of(tmp_path / "run")
+    expected = losses_of(ORDERED / "whole")
     assert list(losses_now) == list(range(SAVED + 1, LAST + 1))
     for step, loss in losses_now.items():
         # One process adds up the rows of two devices in another order.

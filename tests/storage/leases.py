@@ -5,7 +5,8 @@ from pathlib import Path
 from limba.storage import lease_places
 from limba.storage.lease_places import Owner
 
-PID, HOST = 7, "far"
+PID = 7
+HOST = "far"
 
 
 def of_another_machine(token: str = "theirs", **changes: object) -> Owner:

@@ -29,7 +29,8 @@ from tests.storage.leases import file_of, of_another_machine, put
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-BEAT, LEASE = 0.1, 0.8  # a lease of many short beats: a busy machine delays some of them
+BEAT = 0.1
+LEASE = 0.8  # a lease of many short beats: a busy machine delays some of them
 LONG = 100.0  # a lease that does not end in a test
 OBJECT = f"run/{FILE}"
 # Holds the directory until its input ends.
@@ -161,7 +162,8 @@ def test_a_process_that_has_the_number_of_a_dead_one_holds_nothing(tmp_path: Pat
 
 
 def test_one_process_holds_a_directory_once_and_several_outputs(tmp_path: Path) -> None:
-    one, other = str(tmp_path / "run"), str(tmp_path / "out.model")
+    one = str(tmp_path / "run")
+    other = str(tmp_path / "out.model")
     with held(one), held(other, beside=True):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out.model.lease", "run"]
         for path, is_beside in ((other, True), (one, False)):
@@ -279,7 +281,8 @@ def test_a_commit_asks_the_storage_and_not_the_last_heartbeat(tmp_path: Path, mo
 @pytest.mark.parametrize("how", ["moved", "emptied"])
 def test_a_directory_that_is_gone_is_not_taken_over(tmp_path: Path, how: str, capsys) -> None:
     """Moved away, or not mounted, so that its place is an empty folder: only another's lease is a loss."""
-    run, away = tmp_path / "run", tmp_path / "away"
+    run = tmp_path / "run"
+    away = tmp_path / "away"
     with held(str(run)) as mine:
         run.rename(away)
         if how == "emptied":

@@ -62,7 +62,8 @@ def test_a_flipped_bit_anywhere_is_found_and_its_file_named(directory: Path) -> 
     for path in files:
         content = path.read_bytes()
         for _ in range(60):
-            position, bit = numbers.randrange(len(content)), numbers.randrange(8)
+            position = numbers.randrange(len(content))
+            bit = numbers.randrange(8)
             flipped = bytearray(content)
             flipped[position] ^= 1 << bit
             path.write_bytes(flipped)

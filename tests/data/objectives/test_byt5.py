@@ -42,7 +42,8 @@ def test_eleven_bytes_are_in_no_text() -> None:
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['sequence_length']['inputs']}")
 def test_rows_are_those_of_t5_itself(case: dict, caplog: pytest.LogCaptureFixture) -> None:
     """As recorded of t5, and as t5 makes them now; it draws two pairs of seeds before the seeds of the masks."""
-    documents, lengths = GOLDEN["docs"], case["sequence_length"]
+    documents = GOLDEN["docs"]
+    lengths = case["sequence_length"]
     choices = {name: case[name] for name in ("noise_density", "mean_noise_span_length")}
     vectors = vectors_under(0, map(BYTES.encode, documents), case["noise_density"])
     with caplog.at_level(logging.WARNING):

@@ -64,7 +64,8 @@ def test_a_million_tokens_are_hidden_as_the_paper_has_it(density, share):
     )
     assert likelihood(hidden.reshape(-1, LENGTH).sum(axis=0), np.ones(LENGTH)) > LIKELY  # every place alike
     assert likelihood(np.bincount(targets[hidden] - 3, minlength=256), np.bincount(tokens - 3)) > LIKELY
-    is_mask, is_same = shown[hidden] == 259, shown[hidden] == targets[hidden]
+    is_mask = shown[hidden] == 259
+    is_same = shown[hidden] == targets[hidden]
     other = shown[hidden][~is_mask & ~is_same]
     if share == 1:
         assert is_mask.all()
@@ -97,7 +98,8 @@ def test_whole_words_are_hidden_whole_and_as_many_tokens(corpus, vocabulary):
 
 def chances(counts, most):
     """Returns {numbers taken of each size: chance}, of `counts` {size: words}: next is any that is left and fits."""
-    level, shares = {(0,) * len(counts): 1.0}, defaultdict(float)
+    level = {(0,) * len(counts): 1.0}
+    shares = defaultdict(float)
     while level:
         following = defaultdict(float)
         for taken, chance in level.items():
@@ -114,16 +116,20 @@ def chances(counts, most):
 
 def test_a_million_tokens_of_words_of_known_lengths_are_hidden_by_the_rule_of_whole_words(vocabulary):
     """How many words of each length are hidden in a row, and where in it; one of 20 pieces is one of 16 and of 4."""
-    loaded, random, rows = load_vocabulary(str(vocabulary), 1), np.random.default_rng(0), 2048
+    loaded = load_vocabulary(str(vocabulary), 1)
+    random = np.random.default_rng(0)
+    rows = 2048
     counts = {1: 152, 3: 80, 4: 6, 16: 6}  # of a row, in its own order
     sizes = random.permuted(np.tile(np.repeat([1, 3, 20], [152, 80, 6]), (rows, 1)), axis=1).ravel()
     starts = np.cumsum(sizes) - sizes
-    begins, usual = begins_word(loaded), ordinary_ids(loaded)
+    begins = begins_word(loaded)
+    usual = ordinary_ids(loaded)
     tokens = random.choice(np.flatnonzero(usual & ~begins), rows * LENGTH).astype(np.int32)
     tokens[starts] = random.choice(np.flatnonzero(usual & begins), len(starts))
     _, targets, hidden = flat(made(whole_word_masked_lm, tokens, loaded))
     starts = np.sort(np.concatenate([starts, starts[sizes == 20] + 16]))
-    sizes, taken = np.diff(starts, append=rows * LENGTH), hidden[starts]
+    sizes = np.diff(starts, append=rows * LENGTH)
+    taken = hidden[starts]
     assert (targets == tokens).all() and (np.add.reduceat(hidden, starts) == taken * sizes).all()
     parts = [(weight, chances(counts, most)) for weight, most in ((0.2, 76), (0.8, 77))]  # 76.8 on average
     for index, (size, count) in enumerate(counts.items()):
@@ -224,7 +230,8 @@ def test_a_share_of_the_texts_is_causal_and_the_others_are_masked_as_without_it(
 
 def test_the_mask_is_the_vocabulary_s_own_or_the_first_sentinel(corpus, vocabulary, tmp_path):
     assert mask_id(ByteVocabulary(extra_ids=7)) == 265 and mask_id(ByteVocabulary(extra_ids=0)) == 258
-    plain, of_own = str(vocabulary), str(tmp_path / "own.model")
+    plain = str(vocabulary)
+    of_own = str(tmp_path / "own.model")
     assert mask_id(SentencePieceVocabulary(plain, extra_ids=1)) == 800
     with pytest.raises(InputError, match="no <mask> and no <extra_id_0> to hide tokens with; set DataConfig.extra_ids"):
         mask_id(SentencePieceVocabulary(plain, extra_ids=0))

@@ -19,7 +19,8 @@ def words() -> Words:
     return Draws(seed=3).words(Purpose.ROWS)
 
 
-DENSITIES, MEANS = (0.05, 0.15, 0.3, 0.45, 0.5, 0.6, 0.75), (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
+DENSITIES = (0.05, 0.15, 0.3, 0.45, 0.5, 0.6, 0.75)
+MEANS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 
 
 def lengths_of(raw: int, density: float, mean: float) -> tuple[int, int]:
@@ -36,7 +37,8 @@ def fitting(inputs: int, density: float, mean: float) -> tuple[int, int] | None:
         raw += 1
     targets = lengths_of(raw, density, mean)[1]
     if density == 0.5 and targets > inputs:
-        raw, targets = raw - 1, targets - 1
+        raw = raw - 1
+        targets = targets - 1
     if raw < 2:
         return None
     noise, number = spans.num_noise(raw, density, mean)
@@ -118,7 +120,8 @@ def test_advice_that_is_followed_works(density: float) -> None:
 def rows_of(tokens: list[int], mask: list[bool], top: int, end: int | None) -> tuple[list[int], list[int]]:
     sides: list[list[int]] = [[], []]
     for side, hidden in ((0, True), (1, False)):
-        number, last = 0, False
+        number = 0
+        last = False
         for token, is_noise in zip(tokens, mask, strict=True):
             if is_noise == hidden:
                 if not last:

@@ -107,10 +107,8 @@ def test_figures_of_diacritics() -> None:
 
 
 def test_figures_of_text_are_the_libraries() -> None:
-    targets, predictions = (
-        ["The cat sat on the mat today.", "A dog ran."],
-        ["The cat sat on a mat today.", "A dog ran."],
-    )
+    targets = ["The cat sat on the mat today.", "A dog ran."]
+    predictions = ["The cat sat on a mat today.", "A dog ran."]
     assert text_metrics.bleu(targets, targets)["bleu"] == pytest.approx(100)
     assert 30 < text_metrics.bleu(targets, predictions)["bleu"] < 90
     figures = text_metrics.chrf(targets, predictions)

@@ -120,7 +120,8 @@ def test_a_vocabulary_in_a_bucket_is_the_same_one(server: BucketServer, tmp_path
     path = tmp_path / "v.model"
     train_vocabulary(TEXTS, 320, str(path))
     server.put("bucket", "v.model", path.read_bytes())
-    local, loaded = load_vocabulary(str(path)), load_vocabulary("gs://bucket/v.model")
+    local = load_vocabulary(str(path))
+    loaded = load_vocabulary("gs://bucket/v.model")
     of_task = of_run(seqio.SentencePieceVocabulary("gs://bucket/v.model", extra_ids=100), None)
     assert of_task == loaded and of_run(local, None) is local
     for vocabulary in (loaded, of_task):

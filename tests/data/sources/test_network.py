@@ -316,7 +316,8 @@ def test_a_host_that_does_not_exist_is_asked_for_twice(monkeypatch: pytest.Monke
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     naps: list[float] = []
-    sleep, here = time.sleep, threading.current_thread()
+    sleep = time.sleep
+    here = threading.current_thread()
 
     def nap(seconds: float) -> None:
         if threading.current_thread() is here:

@@ -89,7 +89,8 @@ def test_lines_whose_column_is_a_list_are_lines(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_lists_of_words_and_of_ids(tmp_path, suffix):
-    words, ids = [["to", "be"], [], ["or", "not"]], [[5, 6], [7], [8, 9, 300]]
+    words = [["to", "be"], [], ["or", "not"]]
+    ids = [[5, 6], [7], [8, 9, 300]]
     path = tmp_path / f"c.{suffix}"
     if suffix == "parquet":
         rows = {"words": words, "tokens": ids, "translation": [{"ro": "a"}, {"ro": "b"}, {"ro": "c"}]}
@@ -164,7 +165,8 @@ def test_chunks_do_not_depend_on_the_order_of_reading(tmp_path, suffix, monkeypa
     monkeypatch.setattr(splits.KeptChunks, "MOST_BYTES", 2500)
     monkeypatch.setattr(splits.OpenUnits, "MOST", 2)
     unit = listing.list_units(listing.list_files([str(write(tmp_path / f"c{suffix}"))]))[0]
-    forward, anyhow = ChunkReader("text"), ChunkReader("text")
+    forward = ChunkReader("text")
+    anyhow = ChunkReader("text")
     chunks = []
     while (documents := forward(unit, len(chunks))) is not None:
         chunks.append(documents)
@@ -240,7 +242,8 @@ def test_paths_that_give_nothing_are_refused(tmp_path):
 def test_the_command_for_text_that_is_not_utf8_knows_its_encoding(
     encoding: str, text: str, suffix: str, tmp_path: Path
 ) -> None:
-    path, opened = tmp_path / f"a{suffix}", gzip.open if suffix.endswith(".gz") else open
+    path = tmp_path / f"a{suffix}"
+    opened = gzip.open if suffix.endswith(".gz") else open
     with opened(path, "wb") as file:
         file.write(f"{text}\n{text}\n".encode(encoding))
     with pytest.raises(InputError, match="is not UTF-8 at byte") as error:

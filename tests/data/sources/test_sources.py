@@ -91,7 +91,8 @@ def test_shards_part_the_corpus_in_every_epoch(source, num_shards, shuffle, num_
 def test_order_changes_with_epoch_and_seed_and_not_without_shuffle(tmp_path):
     source = FileSource(str(write(tmp_path / "c.txt")), validation_percent=NO_VALIDATION)
     two_epochs = texts(source.documents("train", seed=1, num_epochs=2))
-    first, second = two_epochs[: len(TEXTS)], two_epochs[len(TEXTS) :]
+    first = two_epochs[: len(TEXTS)]
+    second = two_epochs[len(TEXTS) :]
     other = texts(source.documents("train", seed=2, num_epochs=1))
     assert len({tuple(order) for order in (first, second, other, TEXTS)}) == 4
     assert texts(source.documents("train", shuffle=False, num_epochs=1)) == TEXTS

@@ -38,7 +38,8 @@ def _pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
 @pytest.fixture(params=["spans", "pairs", "packed pairs"])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DataConfig]:
     """A mixture of two corpora, 3 to 1, of full rows, short rows or packed ones."""
-    draw, features = random.Random(1), dict[str, seqio.Feature]()
+    draw = random.Random(1)
+    features = dict[str, seqio.Feature]()
     for side in ("inputs", "targets"):
         features[side] = seqio.Feature(seqio.ByteVocabulary(100), dtype=tf.int32)
     steps = [tokenize_documents, span_corruption] if request.param == "spans" else [_pairs]

@@ -44,7 +44,8 @@ EVERY = range(16)
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """3,072 pairs of very different lengths in one file of 1.6 MB, as a small fine-tuning set is."""
-    draw, path = random.Random(5), tmp_path_factory.mktemp("pairs") / "train.jsonl"
+    draw = random.Random(5)
+    path = tmp_path_factory.mktemp("pairs") / "train.jsonl"
     lines = [json.dumps({"a": f"{n} " + "x" * int(draw.paretovariate(1.2) * 120), "b": f"{n}"}) for n in range(3072)]
     path.write_text("\n".join(lines) + "\n")
     (path.parent / "validation.jsonl").write_text(json.dumps({"a": "a", "b": "b"}) + "\n")
@@ -98,7 +99,8 @@ def test_two_hosts_read_the_same_batches_as_one(pairs: Path) -> None:
         opened(files_of(pairs), range(8, 16)) as b,
     ):
         for _ in range(96):
-            one, (left, right) = next(whole), (next(a), next(b))
+            one = next(whole)
+            (left, right) = (next(a), next(b))
             assert numbers(one) == numbers(left | right, EVERY)
         assert [next(hosts, None) for hosts in (whole, a, b)] == [None] * 3
 
@@ -152,7 +154,8 @@ def test_every_format_is_dealt_evenly(tmp_path: Path, name: str, shuffle: bool) 
     texts = [f"{number} " + "ord " * (number % 97 * 20) for number in range(300)]
     path = write(tmp_path / name, texts)
     source = source_of_files(str(path), "text", validation_percent=10.0)
-    known, kept = source.count("train"), set(source.texts("train"))
+    known = source.count("train")
+    kept = set(source.texts("train"))
     assert known is not None and known.is_exact and known.total == len(kept) and 240 < known.total < 300
     by_shard = []
     for shard in range(3):
@@ -210,7 +213,8 @@ def test_epochs_rise_where_documents_make_any_number_of_rows(corpus: Path) -> No
 @pytest.mark.parametrize(("objective", "pack"), [("causal_lm", False), ("causal_lm", True), ("span_corruption", False)])
 def test_epochs_are_those_of_the_rows_and_not_of_what_was_read_ahead(objective, pack, length, tmp_path: Path) -> None:
     """By the tokens of a corpus of 1 MB, from the first batches on; and after resuming in the middle."""
-    path, draw = tmp_path / "train.txt", random.Random(3)
+    path = tmp_path / "train.txt"
+    draw = random.Random(3)
     documents = ["".join(draw.choices("abc defg", k=draw.randrange(20, 2000))) for _ in range(1000)]
     path.write_text("".join(f"{text}\n" for text in documents))
     is_causal = objective == "causal_lm"
@@ -220,7 +224,9 @@ def test_epochs_are_those_of_the_rows_and_not_of_what_was_read_ahead(objective, 
             "validation_percent": 0.0}  # fmt: skip
     files = {"train": str(path), "validation": str(path)}
     total = sum(len(document.encode()) + is_causal for document in documents if document.strip())
-    tokens, begun, positions = 0, 0.0, {}
+    tokens = 0
+    begun = 0.0
+    positions = {}
     # Documents that are open in rows, in each of the 16 shards.
     tolerance = 0.02 + 0.1 * (length == 512) + 16 * 16 * length * pack / total
     for begins, stop in ((0, 40), (40, 200)):

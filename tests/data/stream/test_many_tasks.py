@@ -18,7 +18,8 @@ from limba.data.stream.shard import Recipe, Shard, ShardPlace
 from limba.data.tasks import parts_of, resolve_task, unit_sources
 from limba.data.vocabulary import ByteVocabulary
 
-NUM_TASKS, NUM_FILES = 20, 30
+NUM_TASKS = 20
+NUM_FILES = 30
 DATA = DataConfig("many", {"inputs": 32}, batch_size=64, num_data_shards=2, validation_percent=0.0)
 
 

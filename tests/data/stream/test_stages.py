@@ -102,7 +102,8 @@ def test_a_run_resumed_before_at_and_after_a_boundary_reads_the_same_by_one_host
         stream.begin(0)
         for step in range(1, LAST + 1):
             whole.append(next(stream))
-            positions[step], figures[step] = stream.positions(), (stream.tokens(), stream.epochs())
+            positions[step] = stream.positions()
+            figures[step] = (stream.tokens(), stream.epochs())
 
     # Each stage is what a stream of its task alone gives, from its beginning, with a seed of its own.
     stages, lengths = stages_of(CONFIG)
@@ -131,7 +132,8 @@ def test_a_run_resumed_before_at_and_after_a_boundary_reads_the_same_by_one_host
             assert again.tokens() == tokens
             assert again.epochs() == pytest.approx(figures[LAST][1], abs=0.11)
     # Two hosts go on from one at a boundary, and one from two.
-    step, parts = 5, list[Batches]()
+    step = 5
+    parts = list[Batches]()
     saved: dict[int, Position] = {}
     for shard in (0, 1):
         with stream_of(CONFIG, [shard]) as half:
@@ -245,7 +247,8 @@ def test_stages_have_objectives_of_their_own_and_an_encoder_s_rows_fit_one_progr
     masked = dataclasses.replace(encoder, stages=((4, "stages_a", "masked_lm"),))
     with stream_of(masked) as stream:
         stream.begin(0)
-        whole, positions = [], {}
+        whole = []
+        positions = {}
         for step in range(1, 8):
             whole.append(next(stream))
             positions[step] = stream.positions()

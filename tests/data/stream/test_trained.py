@@ -23,7 +23,8 @@ from limba.data.sources import FileSource
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 
-NUM_SHARDS, ROWS = 4, 8  # of a batch in each shard
+NUM_SHARDS = 4
+ROWS = 8  # of a batch in each shard
 DATA = DataConfig(
     "demo_span_corruption", {"inputs": 32}, batch_size=NUM_SHARDS * ROWS, vocabulary="byte", extra_ids=125,
     num_data_shards=NUM_SHARDS, validation_percent=0.0, seed=1,
@@ -63,7 +64,8 @@ def rows_of_epoch(config: DataConfig) -> int:
 
 def told(config: DataConfig, upto: float, rows: int) -> list[tuple[float, float]]:
     """Returns (epochs trained, epochs told) after each batch; the stream resumes on its way."""
-    number, history = math.ceil(upto * rows / (NUM_SHARDS * ROWS)), []
+    number = math.ceil(upto * rows / (NUM_SHARDS * ROWS))
+    history = []
     begins = [0, number // 2, number * 3 // 4]
     positions = None
     for begin, end in zip(begins, [*begins[1:], number], strict=True):
@@ -82,7 +84,8 @@ def told(config: DataConfig, upto: float, rows: int) -> list[tuple[float, float]
 
 def t5x_task(path: Path) -> str:
     """Span corruption as T5X's users register it."""
-    name, features = "trained_t5x", seqio.ByteVocabulary(extra_ids=125)
+    name = "trained_t5x"
+    features = seqio.ByteVocabulary(extra_ids=125)
     if name not in seqio.TaskRegistry.names():
         seqio.TaskRegistry.add(
             name,

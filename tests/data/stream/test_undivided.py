@@ -19,7 +19,8 @@ from limba.data.bridge.graph import SharedGraph
 from limba.data.stream.stages import open_stream
 from limba.data.stream.streams import TrainStream
 
-NUM_SHARDS, NUM_TEXTS = 4, 1001
+NUM_SHARDS = 4
+NUM_TEXTS = 1001
 LENGTHS = {"inputs": 24, "targets": 24}
 
 
@@ -27,7 +28,8 @@ class Function:
     """A function as users of T5X stream a corpus by, which counts how often it is opened, and what is drawn of it."""
 
     def __init__(self, num_texts: int | None = NUM_TEXTS, fails_at: int | None = None):
-        self.num_texts, self.fails_at = num_texts, fails_at
+        self.num_texts = num_texts
+        self.fails_at = fails_at
         self.opened = self.drawn = 0
 
     def texts(self) -> Iterator[str]:

@@ -96,7 +96,9 @@ def test_a_read_that_fails_is_repeated_before_a_step_is_given_up(tmp_path: Path)
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("this machine has no C compiler")
-    library, source, run = tmp_path / "failing.so", tmp_path / "failing.c", tmp_path / "run"
+    library = tmp_path / "failing.so"
+    source = tmp_path / "failing.c"
+    run = tmp_path / "run"
     source.write_text(LIBRARY)
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
     states.save(run, 10, 20)

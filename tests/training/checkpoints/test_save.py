@@ -60,7 +60,8 @@ def polled(checkpoints: Checkpoints) -> list[int]:
 
 
 def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_write, write = threading.Event(), arrays.write_arrays
+    may_write = threading.Event()
+    write = arrays.write_arrays
     monkeypatch.setattr(arrays, "write_arrays", lambda *a: may_write.wait(20) and write(*a))
     with opened(tmp_path, keep=2) as checkpoints:
         start(checkpoints, 5)
@@ -87,7 +88,8 @@ def test_a_step_that_is_removed_before_it_is_reported_is_reported(tmp_path: Path
 
 def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later steps reuse the memory of the arrays that they are given."""
-    may_write, write = threading.Event(), arrays.write_arrays
+    may_write = threading.Event()
+    write = arrays.write_arrays
     monkeypatch.setattr(arrays, "write_arrays", lambda *a: may_write.wait(20) and write(*a))
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     with opened(tmp_path) as checkpoints:
@@ -455,7 +457,8 @@ def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
 def test_all_of_a_step_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut the step is whole, or has no name: fsync of each file and folder, then the rename."""
     synced = set[int]()  # the numbers of files and folders, which stay when a folder above them is renamed
-    fsync, rename = os.fsync, os.rename
+    fsync = os.fsync
+    rename = os.rename
     lacking = []
     renamed = []
 
