@@ -155,7 +155,8 @@ def verdict(args: argparse.Namespace) -> None:
         done = subprocess.run(command, capture_output=True, text=True)
         took = {"seconds": time.perf_counter() - began, "cpu_seconds": _child_seconds() - before}
     sections = {section["title"]: section for section in json.loads(done.stdout)["sections"]}
-    if "live_bytes" not in (figures := sections["Memory and speed"]["data"]):
+    figures = sections["Memory and speed"]["data"]
+    if "live_bytes" not in figures:
         raise RuntimeError(sections["Memory and speed"]["lines"])
     gib = {"compiled": device_bytes(figures), "arithmetic": sections["Estimate"]["data"]["live_bytes"]}
     print(json.dumps({**took, "gib": {name: size / 2**30 for name, size in gib.items()}}))

@@ -97,7 +97,8 @@ def counterpart(line: str, printed: Sequence[str]) -> str | None:
     for other in reversed(printed):
         if form(other) == wanted:
             return other
-        if line.endswith(CUT) and (cut := _beginning(other, wanted)) is not None:
+        cut = _beginning(other, wanted) if line.endswith(CUT) else None
+        if cut is not None:
             return cut + CUT
     return None
 

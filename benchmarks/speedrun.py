@@ -178,7 +178,8 @@ def _law(argv: Sequence[str]) -> None:
     args = parser.parse(argv)
     recipe = recipes.recipe_of(args.recipe)
     losses_by_cell = tables.losses_by_rate(results(args.board).values(), args.recipe, args.corpus, recipe)
-    best = {cell: rate for cell, losses in losses_by_cell.items() if (rate := tables.best_rate(losses)) is not None}
+    best_rates = {cell: tables.best_rate(losses) for cell, losses in losses_by_cell.items()}
+    best = {cell: rate for cell, rate in best_rates.items() if rate is not None}
     print(tables.rates_markdown(losses_by_cell))
     factor, exponent = tables.law_of(best)
     print(f"\nThe best rate is {factor:g} x steps^-{exponent:g}.")

@@ -29,7 +29,8 @@ def check(module: str, asked_by: str) -> None:
     Where a package around it is not installed, the sentence says how to install that.
     """
     if not (_is_found(module) or _is_found_in_repository(module)):
-        package, _, name = nearest(module, names := all_names()).rpartition(".")
+        names = all_names()
+        package, _, name = nearest(module, names).rpartition(".")
         fix = f"from {package} import {name}" if name else None
         advice = did_you_mean(module, names) if fix else "; start in the folder that holds it, or set PYTHONPATH to it."
         raise InputError(f"{asked_by} {module}, which does not exist{advice}", fix=fix)

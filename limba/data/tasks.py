@@ -207,7 +207,8 @@ def _column_of(task: Task, config: DataConfig) -> Column:
 
 def source_of_files(data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0) -> UnitSource:
     """Returns the source that reads these files, or this data set of the hub (see `hub.HubName`)."""
-    if (of_hub := hub_corpus(data_files, column, validation_percent)) is not None:
+    of_hub = hub_corpus(data_files, column, validation_percent)
+    if of_hub is not None:
         return of_hub
     paths = [path for several in patterns_of(data_files).values() for path in several]
     kind = ArrayRecordSource if any(path.endswith(".array_record") for path in paths) else FileSource

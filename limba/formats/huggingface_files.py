@@ -87,7 +87,9 @@ def write_folder(
         write_pytorch(folder, arrays, model, form.dtype, scale)
     if "flax" in form.formats:
         write_flax(folder, arrays, model, form.dtype, scale)
-    length = form.length or (model.max_length if model.is_decoder_only and not model.is_t5_decoder else None)
+    length = form.length
+    if not length and model.is_decoder_only and not model.is_t5_decoder:
+        length = model.max_length
     if name is not None and vocabulary is not None and special is not None and name.path != "byte":
         _copy_tokenizer(epath.Path(vocabulary.path).parent, folder)
     elif name is not None:

@@ -27,7 +27,7 @@ T5 = tiny.model(**SMALL, num_encoder_layers=2, num_decoder_layers=2)
 
 
 @pytest.fixture(scope="session")
-def given(corpus: Path) -> list[Pair]:
+def all_pairs(corpus: Path) -> list[Pair]:
     """50 pairs from real text: one word is another one."""
     chosen = random.Random(0)
     texts = [json.loads(line)["text"].split() for line in corpus.read_text().splitlines()]
@@ -44,12 +44,12 @@ def given(corpus: Path) -> list[Pair]:
 
 
 @pytest.mark.slow
-def test_a_t5_finds_the_words_in_the_gap_as_likely_as_transformers(pairs, vocabulary, tmp_path) -> None:
+def test_a_t5_finds_the_words_in_the_gap_as_likely_as_transformers(all_pairs, vocabulary, tmp_path) -> None:
     folder = folder_of(T5, vocabulary, tmp_path)
-    good, bad = likelihoods(open_scorers(str(folder))[0], pairs)
+    good, bad = likelihoods(open_scorers(str(folder))[0], all_pairs)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
-    for number, pair in enumerate(pairs):
+    for number, pair in enumerate(all_pairs):
         first = pair[0].split()
         second = pair[1].split()
         index = next(i for i in range(len(first)) if first[i] != second[i])
@@ -70,13 +70,13 @@ LANGUAGE_MODELS = {
 
 # What networks of another layout compute is compared in tests/model/; here it is how a text becomes a row.
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.night)])
-def test_a_language_model_finds_sentences_as_likely_as_transformers(name, pairs, vocabulary, tmp_path) -> None:
+def test_a_language_model_finds_sentences_as_likely_as_transformers(name, all_pairs, vocabulary, tmp_path) -> None:
     folder = folder_of(LANGUAGE_MODELS[name], vocabulary, tmp_path)
-    of_sides = likelihoods(open_scorers(str(folder))[0], pairs)
+    of_sides = likelihoods(open_scorers(str(folder))[0], all_pairs)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     for side, ours in enumerate(of_sides):
-        for pair, likelihood in zip(pairs, ours, strict=True):
+        for pair, likelihood in zip(all_pairs, ours, strict=True):
             ids = tokenizer(pair[side], return_tensors="pt").input_ids  # begins with the start
             with torch.no_grad():
                 logits = torch.log_softmax(network(ids).logits[0, :-1], dim=-1)

@@ -16,6 +16,7 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
     optimizer_config,
+    saved_config,
 )
 from limba.training.metrics.logging import read_metrics
 from tests import tiny

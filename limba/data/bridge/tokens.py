@@ -72,10 +72,10 @@ def tokenize(
     encoders = _encoders(dataset.element_spec, output_features)
     if encoders is None:
         return seqio.preprocessors.tokenize(dataset, output_features, copy_pretokenized, with_eos)
-    ends = {
-        name: [output_features[name].vocabulary.eos_id] if with_eos and output_features[name].add_eos else []
-        for name in encoders
-    }
+    ends: dict[str, list[int]] = {}
+    for name in encoders:
+        feature = output_features[name]
+        ends[name] = [feature.vocabulary.eos_id] if with_eos and feature.add_eos else []
 
     def of_block(block: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         features = dict[str, Any]()

@@ -235,7 +235,8 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
     maximum length of each part. Raises ConfigError for lengths that are too short, and for missing targets if the
     task's objective is not one of `limba.data.objectives`. Targets longer than needed stay, with a warning.
     """
-    parts = [needed for part in parts_of(task) if (needed := _lengths_needed(part, lengths))]
+    needed_by_parts = [_lengths_needed(part, lengths) for part in parts_of(task)]
+    parts = [needed for needed in needed_by_parts if needed]
     targets_length = lengths.get("targets")
     if "inputs" not in lengths:
         return _lengths_of_one_sequence(task, lengths, parts)

@@ -252,7 +252,9 @@ def _restore(
 ) -> Dataset:
     """The preprocessor of `restore_diacritics`, whose choices are the last two arguments."""
     limit = min(sequence_length.values()) - 1 if sequence_length else 512
-    vocabulary = output_features["targets"].vocabulary if bytes_per_token is None and output_features else None
+    vocabulary = None
+    if bytes_per_token is None and output_features:
+        vocabulary = output_features["targets"].vocabulary
     pairs = functools.partial(pairs, limit=limit, ratio=bytes_per_token, vocabulary=vocabulary)
 
     others = {name: kind for name, kind in dataset.spec.items() if name != "text"}

@@ -128,17 +128,11 @@ def long_inputs_of(task: object) -> str:
     A preprocessor says it by its attribute `long_inputs`; a mixture does what its tasks do if they agree.
     """
     parts = list(getattr(task, "tasks", None) or ([] if task is None else [task]))
-    answers = {
-        next(
-            (
-                kind
-                for step in getattr(part, "preprocessors", ())
-                if (kind := getattr(getattr(step, "func", step), "long_inputs", None))
-            ),
-            "cut",
-        )
-        for part in parts
-    }
+    answers = set()
+    for part in parts:
+        steps = getattr(part, "preprocessors", ())
+        kinds = [getattr(getattr(step, "func", step), "long_inputs", None) for step in steps]
+        answers.add(next(filter(None, kinds), "cut"))
     return answers.pop() if len(answers) == 1 else "cut"
 
 

@@ -110,11 +110,10 @@ class Changes:
 
 
 def _change(then: Mark, now: Mark, step: int) -> str:
-    sizes = (
-        f"{then.size:,} bytes as then, with other content"
-        if then.size == now.size and then.size is not None
-        else f"{_bytes(then.size)} then, {_bytes(now.size).removesuffix(' bytes')} now"
-    )
+    if then.size == now.size and then.size is not None:
+        sizes = f"{then.size:,} bytes as then, with other content"
+    else:
+        sizes = f"{_bytes(then.size)} then, {_bytes(now.size).removesuffix(' bytes')} now"
     return f"{without_credentials(now.path)} has changed since step {step:,}: {sizes}"
 
 

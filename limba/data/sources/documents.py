@@ -291,7 +291,10 @@ class DealtUnits(_UnitShare):
 
     def first_chunk(self, part: Part) -> int:
         chunk = 0
-        while part.start > 0 and (end := self._before(part.unit, chunk + 1)) is not None and end <= part.start:
+        while part.start > 0:
+            end = self._before(part.unit, chunk + 1)
+            if end is None or end > part.start:
+                break
             chunk += 1
         return chunk
 

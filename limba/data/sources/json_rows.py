@@ -89,7 +89,10 @@ def record_of(unit: Unit, offset: int, text: str, number: int = 0) -> object:
         if text.strip() == "{":
             hint = f"; an object over several lines: {json_documents.AS_LINES}"
         location = f"line {number}" if number else line_at(unit.path, offset)
-        fix = in_place(unit.path, f"sed {location[5:]}d {{}}") if location[5:].isdigit() and unit.stop else None
+        fix = None
+        line_number = location.removeprefix("line ")
+        if line_number.isdigit() and unit.stop:
+            fix = in_place(unit.path, f"sed {line_number}d {{}}")
         raise RecordError(
             f"{unit.path} {location} is not JSON ({reason_for(error)}){hint or '; correct the line'}.", fix=fix
         ) from None

@@ -209,8 +209,10 @@ def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T]) -> T:
 
 
 def _as_read_error(error: Exception, seconds: float) -> ReadError:
+    cause: BaseException = error
     # fsspec raises FileNotFoundError whatever has happened, with the real error as its cause.
-    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        cause = error.__cause__
     if isinstance(cause, TimeoutError):
         return ReadError(f"there was no complete response within {seconds:g} seconds", is_temporary=True)
     response = getattr(cause, "response", None)

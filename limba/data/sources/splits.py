@@ -479,8 +479,10 @@ class Splits:
     def _advice(self, split: str) -> str:
         """Returns how a split gets more text."""
         percent = self.carved_percent(split)
-        lower = "" if percent is None or split != "train" or percent < 50 else " or lower DataConfig.validation_percent"
-        return f"give files with more text in them{lower}"
+        advice = "give files with more text in them"
+        if split == "train" and percent is not None and percent >= 50:
+            advice += " or lower DataConfig.validation_percent"
+        return advice
 
     def count(self, split: str, most: int | None = None) -> Counts | None:
         """Returns the documents of a split, with `most` of its first so many; None if they cannot be known.

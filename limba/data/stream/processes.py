@@ -255,7 +255,8 @@ class ReaderProcesses(Stream):
                 parts[number] = {shard: advanced(self._kept[shard], self._since) for shard in reader.opening.shards}
         self._kept = self._in_order(parts)
         self._since = 0
-        self._keep_at = (now := time.monotonic()) + max(KEEP_SECONDS, KEEP_SHARE * (now - began))
+        now = time.monotonic()
+        self._keep_at = now + max(KEEP_SECONDS, KEEP_SHARE * (now - began))
         return dict(self._kept)
 
     def check(self, positions: Mapping[int, Position]) -> None:

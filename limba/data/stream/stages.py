@@ -127,7 +127,8 @@ class StagedStream(Stream):
         """
         if not positions:
             return 0
-        saved = opened(positions[shard := min(positions)], shard)
+        shard = min(positions)
+        saved = opened(positions[shard], shard)
         for number, stage in enumerate(self._stages):
             if (saved.about.get("task"), saved.about.get("seed")) == (stage.task.name, stage.config.seed):
                 read = [(entry["begins"], entry["task"]) for entry in saved.stage.get("ended", ())]
@@ -171,7 +172,8 @@ class StagedStream(Stream):
         self._batch += 1
         if self._stage.counts_rows:
             for shard, part in rows.items():
-                if (before := self._tokens[shard]) is not None:
+                before = self._tokens[shard]
+                if before is not None:
                     self._tokens[shard] = before + sum(int(np.count_nonzero(part[name])) for name in self._lengths)
         return rows
 

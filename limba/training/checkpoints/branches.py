@@ -109,8 +109,10 @@ def chosen(run: str, there: Sequence[int], decay_steps: int, shape: str, step: i
             f"There is no checkpoint at step {branch.step} in {run}: it holds {kept} (CheckpointConfig.keep says how"
             " many are kept)."
         )
-    if out is None and (old := found_at(branch.name())) not in (None, branch):
-        raise InputError(f"{branch.name()} is another branch, of {old and old.run}; name another directory.")
+    if out is None:
+        old = found_at(branch.name())
+        if old is not None and old != branch:
+            raise InputError(f"{branch.name()} is another branch, of {old.run}; name another directory.")
     return branch
 
 

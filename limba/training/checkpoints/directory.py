@@ -361,7 +361,8 @@ class Checkpoints:
     def _positions(self, data: limba_checkpoint.DataItem, path: epath.Path) -> Positions:
         positions = limba_checkpoint.positions_of(data)
         for name, field in (("task", "mixture_or_task_name"), ("seed", "seed"), ("num_data_shards", "num_data_shards")):
-            if data[name] != (now := getattr(_data_of(self._data, int(path.name)), field)):
+            now = getattr(_data_of(self._data, int(path.name)), field)
+            if data[name] != now:
                 saved = _stages_in(positions)
                 if (self._data.stages or saved) and field != "num_data_shards":
                     begun = self._data.stage_of(int(path.name) - 1)

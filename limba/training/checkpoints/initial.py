@@ -273,7 +273,8 @@ def _filled(
 def _with_optimizer(state: TrainState, abstract: TrainState, stored: Arrays, step: int) -> TrainState:
     """Returns the state at the checkpoint's step, with T5X's Adafactor averages if this run's optimizer has them."""
     places = list(named_leaves(abstract.opt_state))
-    own_averages = {match[2] for name in places if (match := _MOMENTS.search(name))}
+    matches = [_MOMENTS.search(name) for name in places]
+    own_averages = {match[2] for match in matches if match}
     kept = {name.split("/", 2)[2].rpartition("/")[0] for name in stored if name.startswith("state/param_states/")}
     has_averages = bool(own_averages) and kept >= {name.replace("/layers/", "/layers_0/") for name in own_averages}
     if not has_averages:
@@ -281,7 +282,9 @@ def _with_optimizer(state: TrainState, abstract: TrainState, stored: Arrays, ste
             "The checkpoint has no Adafactor state for this run's optimizer, whose averages start from zero."
         )
     # Averages that start from zero count their own steps from 0; the schedule's count is the checkpoint's.
-    fresh_counts = {f"{re.split(r'/(?:mu|nu|v_row)/', name)[0]}/count" for name in places if not has_averages}
+    fresh_counts: set[str] = set()
+    if not has_averages:
+        fresh_counts = {f"{re.split(r'/(?:mu|nu|v_row)/', name)[0]}/count" for name in places}
 
     def average(tree_path: tuple, leaf: jax.ShapeDtypeStruct, now: jax.Array) -> jax.Array:
         name = leaf_name(tree_path)
