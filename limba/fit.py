@@ -72,6 +72,11 @@ def pretrain(
     network of a new model; None: gin/demo_fast.gin, or gin/continue.gin with `start`. `vocabulary` is a path or 'byte';
     None trains one on the texts. `options` are the fields of `Options`, and names of the gin file. It trains for five
     minutes unless `steps` or `minutes` says otherwise. The same call resumes the run. Raises InputError, one sentence.
+    docs/python.md has a run.
+
+    >>> pretrain(["A text."], steps=20, minutes=5)
+    Traceback (most recent call last):
+    limba.config.errors.InputError: Both steps and minutes are given; leave out one of them.
     """
     choices, names = _options(options)
     rows = Rows(texts, {"text": text})
@@ -113,7 +118,11 @@ def finetune(
     tokens. `like` is a gin file of a run on pairs, without a network; `options` are the fields of `Options`, and names
     of that file. Without `LEARNING_RATE` and `like` a run of fewer than 5,000 steps from scratch is fine-tuned at 0.02,
     other models at T5's 0.001. A share of the pairs is held out for validation, and the step with the lowest loss on
-    it is returned. The same call resumes the run. Raises InputError, one sentence.
+    it is returned. The same call resumes the run. Raises InputError, one sentence. docs/python.md has a run.
+
+    >>> finetune("runs/demo", [("a small text", "A small text")], step=20)
+    Traceback (most recent call last):
+    limba.config.errors.InputError: There is no option 'step'; did you mean steps?
     """
     choices, names = _options(options)
     rows = Rows(pairs, {"inputs": inputs, "targets": targets})

@@ -21,7 +21,11 @@ from limba.config.schedule import AUTO, USUAL_RATES, ScheduleConfig
 class OptimizerConfig:
     """What every rule has: its name, the schedule of the learning rate, and what goes around the rule.
 
-    Each rule is a subclass with fields of its own. In gin files all of them are `config.OptimizerConfig`.
+    Each rule is a subclass with fields of its own, which `optimizer_config` finds by its name. In gin files all of them
+    are `config.OptimizerConfig`. Raises ConfigError for a value beyond a field's limit.
+
+    >>> optimizer_config("adamw", weight_decay=0.1).clip_global_norm is None
+    True
     """
 
     CLASS_NAME = "OptimizerConfig"  # in gin files and messages, for the subclasses too; not a field: it has no type

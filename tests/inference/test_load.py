@@ -23,7 +23,7 @@ from limba.formats import t5x
 from limba.formats.names import unflatten
 from limba.formats.t5x import network_of
 from limba.inference.source import find
-from tests import tiny
+from tests import test_doctests, tiny
 from tests.export.runs import arrays_of, write_run
 from tests.http_server import ModelHubHandler, as_hub, serving
 
@@ -264,3 +264,17 @@ def test_an_imported_model_of_bytes_has_its_vocabulary(run: Path, tmp_path: Path
     imported = limba.load(tmp_path / "imported")
     assert imported.vocabulary == of_folder.vocabulary
     assert imported.score([("One <extra_id_0>.", "two")]) == of_folder.score([("One <extra_id_0>.", "two")])
+
+
+@pytest.mark.slow
+def test_examples_of_a_model_s_methods(tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `limba.load` and `TrainedModel`, with a T5 of bytes, as a reader of the docstrings has it."""
+    monkeypatch.chdir(tmp_path)
+    model = config_of()
+    write_run(tmp_path / "runs" / "demo", model, steps=(9,))
+    data = dataclasses.replace(tiny.demo_data(tmp_path / "corpus.jsonl", vocabulary), vocabulary="byte")
+    run = limba.RunConfig(model, data, "runs/demo", train_steps=9)
+    (tmp_path / "runs" / "demo" / saved_config.FILE).write_text(saved_config.to_text(run))
+    names = {"limba": limba, "model": limba.load("runs/demo")}
+    wrong = test_doctests.failures(ROOT / test_doctests.OF_A_MODEL, names)
+    assert not wrong, wrong
