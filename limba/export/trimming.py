@@ -28,7 +28,8 @@ from limba.config.waiting import waiting
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.load import ROWS_MULTIPLE
 from limba.data.vocabulary.pieces import Pieces, few
-from limba.data.vocabulary.published import PublishedVocabulary, read_json
+from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.published_files import read_json
 from limba.data.vocabulary.sentinels import num_sentinels
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.trimmed_files import MODELS, Json, Kept, with_new_ids, write_tokenizer_files

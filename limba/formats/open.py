@@ -7,7 +7,7 @@ for. A path without a model gives one sentence, the same wherever it was named.
 A model may be refused at four points, in this order: there is none at the path (`_without_model`); config.json
 describes another network (`huggingface.model_config`, with the keys of `huggingface_keys.py`); the arrays do not fit
 that network (`architectures.check_arrays`); the tokenizer is of a class that is not read here
-(`limba/data/vocabulary/published.py`).
+(`limba/data/vocabulary/tokenizer_classes.py`).
 """
 
 from __future__ import annotations

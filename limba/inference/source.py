@@ -241,14 +241,16 @@ def _published(source: Source, name: VocabularyName) -> Vocabulary | None:
 
     That is a SentencePiece model alone, where transformers has no class for it: Limba reads it by SentencePiece.
     """
-    from limba.data.vocabulary import published
+    from limba.data.vocabulary.published import open_folder
+    from limba.data.vocabulary.published_files import Files
+    from limba.data.vocabulary.tokenizer_classes import class_of
 
     if source.kind != HUGGING_FACE or name.path == "byte":
         return None
     is_alone = not (source.directory / "tokenizer.json").exists()
-    if is_alone and published.class_of(published.Files.of(source.directory)) != "T5Tokenizer":
+    if is_alone and class_of(Files.of(source.directory)) != "T5Tokenizer":
         return None
-    return published.open_folder(source.directory)
+    return open_folder(source.directory)
 
 
 def special_ids_of(source: Source, vocabulary: Vocabulary | None) -> SpecialIds:

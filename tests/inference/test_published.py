@@ -18,7 +18,7 @@ from etils import epath
 
 import limba
 from limba.config import InputError, MeshConfig, ModelConfig
-from limba.data.vocabulary import published
+from limba.data.vocabulary import published, tokenizer_classes
 from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
 from limba.data.vocabulary.sentinels import sentinel_table
 from limba.data.vocabulary.special_ids import SpecialIds
@@ -217,7 +217,13 @@ def test_every_tokenizer_class_of_transformers_is_decided() -> None:
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
-    decided = {*published._REBUILT, *published.REFUSED, *published._ALIASES, *published._GENERIC, "ByT5Tokenizer"}
+    decided = {
+        *tokenizer_classes.REBUILT,
+        *tokenizer_classes.REFUSED,
+        *tokenizer_classes._ALIASES,
+        *tokenizer_classes._GENERIC,
+        "ByT5Tokenizer",
+    }
     names = {name.removesuffix("Fast") for name in TOKENIZER_MAPPING_NAMES.values() if name}
     for name in sorted(names - decided):
         tokenizer_class = tokenizer_class_from_name(name)
@@ -227,7 +233,7 @@ def test_every_tokenizer_class_of_transformers_is_decided() -> None:
         assert is_plain, f"decide how {name} is read"
     assert set(MODEL_TYPES) <= {"t5", "mt5", "umt5", "llama", "gpt2", "modernbert", "eurobert"}
     for model_type in MODEL_TYPES:
-        assert published._OF_MODEL.get(model_type) == TOKENIZER_MAPPING_NAMES.get(model_type)
+        assert tokenizer_classes._OF_MODEL.get(model_type) == TOKENIZER_MAPPING_NAMES.get(model_type)
 
 
 def compare(folder: Path, kind: str, style: str) -> None:

@@ -70,7 +70,7 @@ class Continued:
     @property
     def longest_row(self) -> int | None:
         """The most tokens that the model reads at once; None where it does not say, and for a T5, without a limit."""
-        from limba.data.vocabulary.published import read_json
+        from limba.data.vocabulary.published_files import read_json
 
         network = self.model.model
         if not network.is_decoder_only:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig
-from limba.data.vocabulary.published import PublishedVocabulary, open_folder, read_json
+from limba.data.vocabulary.published import PublishedVocabulary, open_folder
+from limba.data.vocabulary.published_files import read_json
 from limba.data.vocabulary.sentinels import begin_id, known_mask_id, sentinel_table
 from limba.data.vocabulary.shifted import StreamVocabulary, published_of
 from limba.data.vocabulary.vocabularies import Vocabulary

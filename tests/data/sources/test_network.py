@@ -15,9 +15,9 @@ import pytest
 from huggingface_hub import constants as hub_constants
 
 from limba.config import DataConfig, InputError, StorageError
-from limba.data.sources import FileSource, listing, readers, remote, splits
+from limba.data.sources import FileSource, chunk_reader, listing, readers, remote
+from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.remote import ReadPolicy
-from limba.data.sources.splits import ChunkReader
 from tests.data.text_files import TEXTS, write
 from tests.http_server import (
     BucketHandler,
@@ -141,7 +141,7 @@ def test_a_footer_that_does_not_come_is_never_skipped(tmp_path, server):
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet"])
 def test_skipping_leaves_out_the_rest_of_the_unit_and_records_it(tmp_path, server, suffix, caplog, monkeypatch):
-    monkeypatch.setattr(splits.KeptChunks, "get", lambda *_: (False, None))
+    monkeypatch.setattr(chunk_reader.KeptChunks, "get", lambda *_: (False, None))
     name = write(tmp_path / f"c{suffix}", TEXTS).name
     unit = units_at(server.url(name))[0]
     expected = chunks_of(ChunkReader("text"), unit)

@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import FileSource, json_documents, listing, notices, readers, splits
-from limba.data.sources.splits import ChunkReader
+from limba.data.sources import FileSource, chunk_reader, json_documents, listing, notices, readers
+from limba.data.sources.chunk_reader import ChunkReader
 from tests.data.text_files import TEXTS, write
 
 
@@ -162,8 +162,8 @@ def test_empty_documents_nulls_and_byte_order_mark_are_left_out(tmp_path):
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".txt.zst", ".parquet"])
 def test_chunks_do_not_depend_on_the_order_of_reading(tmp_path, suffix, monkeypatch):
     monkeypatch.setattr(readers, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(splits.KeptChunks, "MOST_BYTES", 2500)
-    monkeypatch.setattr(splits.OpenUnits, "MOST", 2)
+    monkeypatch.setattr(chunk_reader.KeptChunks, "MOST_BYTES", 2500)
+    monkeypatch.setattr(chunk_reader.OpenUnits, "MOST", 2)
     unit = listing.list_units(listing.list_files([str(write(tmp_path / f"c{suffix}"))]))[0]
     forward = ChunkReader("text")
     anyhow = ChunkReader("text")

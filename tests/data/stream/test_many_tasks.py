@@ -11,7 +11,7 @@ from limba.config import DataConfig
 from limba.data.dataset import rows_per_block
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.registry import Feature, MixtureRegistry, TaskRegistry
-from limba.data.sources import FileSource, splits
+from limba.data.sources import FileSource, chunk_reader
 from limba.data.sources.order import open_units
 from limba.data.sources.readers import chunk_bytes
 from limba.data.stream.shard import Recipe, Shard, ShardPlace
@@ -75,8 +75,8 @@ def test_a_task_is_read_in_the_sizes_of_its_mixture(registered: None) -> None:
 
 def test_the_oldest_units_of_all_sources_are_closed(registered: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of open files is per process: a thousand sources of 512 each would be refused by the system."""
-    monkeypatch.setattr(splits.OpenUnits, "MOST", 3)
-    monkeypatch.setattr(splits, "OPEN", splits.OpenUnits())
+    monkeypatch.setattr(chunk_reader.OpenUnits, "MOST", 3)
+    monkeypatch.setattr(chunk_reader, "OPEN", chunk_reader.OpenUnits())
     sources = list(unit_sources(resolve_task(DATA)).values())
     expected = [[source.read("train", source.units("train")[0], chunk) for chunk in (0, 1)] for source in sources]
     again = list(unit_sources(resolve_task(DATA)).values())
@@ -84,4 +84,4 @@ def test_the_oldest_units_of_all_sources_are_closed(registered: None, monkeypatc
         for source, documents in zip(again, expected, strict=True):
             assert source.read("train", source.units("train")[0], chunk) == documents[chunk]
         if chunk == 0:
-            assert len(splits.OPEN) == 3
+            assert len(chunk_reader.OPEN) == 3
