@@ -56,7 +56,7 @@ def check(config: RunConfig) -> None:
     chosen = destinations(config)
     if not chosen:
         return
-    from limba.formats.architectures import config_json
+    from limba.formats.huggingface_config import config_json
 
     try:
         config_json(config.model.exported)

@@ -25,12 +25,12 @@ from limba.formats.architectures import (
     HEADS,
     STORED_HEAD,
     Row,
-    model_fields,
     query_scale,
     rows,
     unfused,
 )
 from limba.formats.architectures import kind as kind_of_network
+from limba.formats.huggingface_config import model_fields
 from limba.formats.huggingface_names import NAMES, canonical, embedding_of, is_of_head, is_passed_over, renamed
 from limba.formats.names import BIN, BIN_INDEX, Arrays, Json, Stored, check_names, flatten
 from limba.formats.weights import (

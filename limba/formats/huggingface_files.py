@@ -20,8 +20,9 @@ import numpy as np
 from etils import epath
 
 from limba.config import ModelConfig
-from limba.formats.architectures import HEAD, config_json, rows, written
+from limba.formats.architectures import HEAD, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
+from limba.formats.huggingface_config import config_json
 from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.formats.names import Stored, size_of, unflatten, write_safetensors
 from limba.formats.t5x import numpy_dtype

@@ -18,7 +18,7 @@ from limba.cli.gin.read import read_run
 from limba.cli.main import main
 from limba.config import DataConfig, InputError, ModelConfig, RunConfig, environment
 from limba.evaluation import summary
-from limba.formats.architectures import config_json
+from limba.formats.huggingface_config import config_json
 from limba.inference.load import load
 from limba.tools.corpus import counting, new
 from limba.tools.preflight.checks.scripts import other_scripts

@@ -14,7 +14,7 @@ import limba
 from limba.cli import main
 from limba.config import InputError, NoModelError, saved_config
 from limba.formats import hub_models
-from limba.formats.architectures import config_json
+from limba.formats.huggingface_config import config_json
 from limba.formats.open import look_at, open_path
 from tests import tiny
 from tests.bucket_server import emulated

@@ -156,6 +156,6 @@ def test_what_an_encoder_does_not_do_is_one_sentence(folder, vocabulary):
 
 
 def convert_of(config):
-    from limba.formats.architectures import config_json
+    from limba.formats.huggingface_config import config_json
 
     return config_json(config)

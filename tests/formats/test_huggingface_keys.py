@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from limba.config import InputError, ModelConfig
-from limba.formats import architectures, huggingface, huggingface_keys
+from limba.formats import huggingface, huggingface_config, huggingface_keys
 from limba.formats.huggingface_keys import IRRELEVANT, KEYS, READ, Only
 from limba.formats.names import unflatten
 from limba.model import Network
@@ -399,9 +399,9 @@ def test_an_activation_is_written_as_it_is_read(kind):
         settings = {**SIZES[kind], "feed_forward_proj": f"gated-{activation}", "dense_act_fn": activation}
         settings |= dict.fromkeys(("hidden_act", "activation_function"), activation)
         settings |= dict.fromkeys(("hidden_activation", "classifier_activation"), activation)
-        config = ModelConfig(**architectures.model_fields(settings, kind))
-        written = architectures.config_json(config, mask_id=2)
-        again = ModelConfig(**architectures.model_fields(written, written["model_type"]))
+        config = ModelConfig(**huggingface_config.model_fields(settings, kind))
+        written = huggingface_config.config_json(config, mask_id=2)
+        again = ModelConfig(**huggingface_config.model_fields(written, written["model_type"]))
         assert again.mlp_activations == config.mlp_activations
         theirs = getattr(transformers, CLASSES[written["model_type"]][0]).from_dict(dict(written))
         keys = ("dense_act_fn", "hidden_act", "activation_function", "hidden_activation")

@@ -12,7 +12,8 @@ import transformers
 
 from limba.config import DataConfig, InputError, LossConfig, MeshConfig, RunConfig
 from limba.evaluation.validation import evaluation_sums
-from limba.formats.architectures import config_json, kind, model_fields, rows, shapes, written
+from limba.formats.architectures import kind, rows, shapes, written
+from limba.formats.huggingface_config import config_json, model_fields
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
 from limba.model.kernels.choose import choose
