@@ -130,7 +130,7 @@ SCORES = Similarity("task", "train.tsv", "test.tsv")
         (dataclasses.replace(TEXTS, train="train.json"), DEEP, "train.json"),
         (SCORES, "sentence1\tsentence2\tlabel\na\tb\tNaN\n", "train.tsv line 2: the column label is not a finite"),
         (SCORES, "sentence1\tsentence2\tlabel\na\tb\t1e999\n", "train.tsv line 2: the column label is not a finite"),
-        (TEXTS, '{"text": null, "label": "yes"}', "train.jsonl line 1: the column text holds null, and not a text"),
+        (TEXTS, '{"text": null, "label": "yes"}', "train.jsonl line 1: the column text holds null, not a text"),
         (TEXTS, '{"text": "a", "label": 0.5}', "train.jsonl line 1: the column label holds 0.5"),
     ],
 )

@@ -196,7 +196,7 @@ def test_another_layout_is_said_by_line_and_column(text, says, tmp_path) -> None
         (
             "p.jsonl",
             '{"good": "A b", "bad": NaN}',
-            "line 1: the column bad holds nan, of type float, and not a text",
+            "line 1: the column bad holds nan, of type float, not a text",
         ),
         ("p.jsonl", '{"good": "A \\ud800", "bad": "A ?"}', "p.jsonl line 1: the columns good and bad need two sen"),
         (

@@ -139,7 +139,7 @@ def test_what_cannot_be_branched_from_is_said_in_one_sentence(run: Path, tmp_pat
         branches.chosen(str(run), [20, 40], 8, "linear", 30, None)
     with pytest.raises(InputError, match="holds no checkpoint to branch from"):
         branches.chosen(str(run), [], 8, "linear", None, None)
-    with pytest.raises(InputError, match="is not empty and no branch; name a new directory"):
+    with pytest.raises(InputError, match="is not empty, and it is not a branch; name a new directory"):
         branches.chosen(str(run), [20], 8, "linear", None, str(run))
     out = str(tmp_path / "out")
     begin(Branch(str(run), 20, 8, "linear"), out)
@@ -207,7 +207,7 @@ def test_a_branch_does_not_end_after_its_data(tmp_path: Path) -> None:
         (["--decay=8", "--gin.TRAIN_STEPS=9"], "--gin.TRAIN_STEPS is what --decay of a branch says; leave it out."),
         (["--decay=8", "--gin.config.ScheduleConfig.name=linear"], "is what --decay, --step and --shape of a branch"),
         (["--decay=8", "--gin.BATCH_SIZE=9"], "--gin.BATCH_SIZE changes a run's config.gin, and {run} has none"),
-        (["--decay=8", "--output={run}"], "{run} is not empty and no branch; name a new directory."),
+        (["--decay=8", "--output={run}"], "{run} is not empty, and it is not a branch; name a new directory."),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_work(

@@ -213,7 +213,7 @@ def text(where: str, value: object, what: str) -> str:
     """Returns a value if it is a text, with a question mark for half a letter, which JSON can hold and UTF-8 cannot."""
     if not isinstance(value, str):
         in_words = "null" if value is None else f"{value!r}, of type {type(value).__name__}"
-        raise InputError(f"{where}: {what} holds {in_words[:200]}, and not a text; correct it.")
+        raise InputError(f"{where}: {what} holds {in_words[:200]}, not a text; correct it.")
     return value.encode("utf-8", "replace").decode()
 
 

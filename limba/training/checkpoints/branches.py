@@ -74,7 +74,7 @@ def found_at(directory: str) -> Branch | None:
                 raise
             raise InputError(f"{path / FILE} is not the record of a branch; name a new directory.") from error
     if path.exists() and any(child.name != lease.FILE for child in path.iterdir()):
-        raise InputError(f"{directory} is not empty and no branch; name a new directory.")
+        raise InputError(f"{directory} is not empty, and it is not a branch; name a new directory.")
     return None
 
 

@@ -199,7 +199,7 @@ class Checkpoints:
             step, path, reason = damaged[0]
             if os.strerror(errno.EIO) in reason:  # a storage that is away gives it for all files
                 raise StorageError(
-                    f"The checkpoint {path} cannot be read ({reason}), nor an older one; nothing is changed. Mend"
+                    f"The checkpoint {path} cannot be read ({reason}), nor an older one; nothing is changed. Fix"
                     " that, and start the same command again."
                 )
             raise InputError(
@@ -353,7 +353,7 @@ class Checkpoints:
                 if wanted == "input":
                     raise caught if kind == "input" else InputError(sentence)
                 raise StorageError(
-                    f"The checkpoint {path} cannot be read at the moment ({where}{sentence}); nothing is changed. Mend"
+                    f"The checkpoint {path} cannot be read at the moment ({where}{sentence}); nothing is changed. Fix"
                     " that, and start the same command again."
                 )
         return [value for *_, value in outcomes], ""

@@ -112,7 +112,7 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
     "texts.json": (json.dumps(TEXTS), "text", TEXTS),
     "data.json": (json.dumps({"version": 1, "data": [{"text": text} for text in TEXTS]}), "text", TEXTS),
     "columns.json": (json.dumps({"text": TEXTS, "id": list(range(6)), "source": "web"}), "text", TEXTS),
-    "unequal.json": (json.dumps({"text": TEXTS, "id": [1]}), "text", "have not as many texts"),
+    "unequal.json": (json.dumps({"text": TEXTS, "id": [1]}), "text", "have different numbers of texts"),
     "pandas.json": (lambda path: pandas.DataFrame({"text": PLAIN}).to_json(path), "text", PLAIN),
     "indent.json": (json.dumps({"text": TEXTS, "id": list(range(6))}, indent=2), "text", TEXTS),
     "mark_indent.json": ("\ufeff" + json.dumps({"text": PLAIN}, indent=2), "text", PLAIN),

@@ -117,7 +117,7 @@ def test_a_read_that_fails_is_repeated_before_a_step_is_given_up(tmp_path: Path)
     *again, away, damaged, step = ended.stdout.splitlines()
     assert again == ["STEP 20"] * 3, ended.stdout  # a server that was away for a moment
     assert away.startswith("SENTENCE The checkpoint ") and "(manifest.json cannot be read (Input/output error)" in away
-    assert away.endswith("nothing is changed. Mend that, and start the same command again.")
+    assert away.endswith("nothing is changed. Fix that, and start the same command again.")
     assert damaged.startswith("LOG The checkpoint at step 20 cannot be read (state/ocdbt.process_0.")  # a bad disk
     assert " cannot be read (Input/output error)): " in damaged and damaged.endswith(
         "20.broken, and step 10 is resumed."
