@@ -120,8 +120,8 @@ def rows_of_columns(unit: Unit, record: Mapping[str, Any], columns: Sequence[str
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name!r} {length:,}" for name, length in lengths.items())
         raise InputError(
-            f"{unit.path} is one object of columns, which have different numbers of texts ({told}); give it as one object"
-            " in each line, with the suffix .jsonl."
+            f"{unit.path} is one object of columns, which have different numbers of texts ({told}); give it as one"
+            " object in each line, with the suffix .jsonl."
         )
     num_rows = next(iter(lengths.values()))
     say_once(
