@@ -82,11 +82,11 @@ class Owner(NamedTuple):
         except PermissionError:  # another user's
             pass
         try:
-            fields_line = Path(f"/proc/{self.pid}/stat").read_bytes()
+            stat_line = Path(f"/proc/{self.pid}/stat").read_bytes()
         except OSError:  # a system that shows nothing of other users' processes
             return True
         # The second field, the program's name in parentheses, may hold spaces.
-        fields = fields_line.rpartition(b")")[2].split()
+        fields = stat_line.rpartition(b")")[2].split()
         state = fields[0]
         ticks = int(fields[19])  # of its start
         has_ended = state in (b"Z", b"X")

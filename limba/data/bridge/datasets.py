@@ -343,8 +343,8 @@ def _elements(
         return {name: tf.ensure_shape(value, [None, *tensor_spec.shape]) for (name, tensor_spec), value in pairs}
 
     blocks: Any = tf.data.Dataset.range(2**62).map(in_graph)
-    elements_of_all = blocks.take_while(lambda values: tf.shape(next(iter(values.values())))[0] > 0)
-    return elements_of_all.flat_map(tf.data.Dataset.from_tensor_slices)
+    until_empty = blocks.take_while(lambda values: tf.shape(next(iter(values.values())))[0] > 0)
+    return until_empty.flat_map(tf.data.Dataset.from_tensor_slices)
 
 
 class _SharedDocuments:

@@ -69,7 +69,7 @@ def plain(character: str) -> str | None:
 
 def plain_letters(letters: Iterable[str]) -> dict[str, str]:
     """Returns the plain text of each letter, capitals included; InputError for a letter that has none."""
-    letters_plain: dict[str, str] = {}
+    plain_forms: dict[str, str] = {}
     for letter in letters:
         for form in dict.fromkeys((letter, letter.upper())):
             if len(form) > 1:
@@ -77,8 +77,8 @@ def plain_letters(letters: Iterable[str]) -> dict[str, str]:
             text = plain(form)
             if text is None:
                 raise InputError(f"The letter {form!r} has no plain form in Unicode; leave it out of the letters.")
-            letters_plain[form] = text
-    return letters_plain
+            plain_forms[form] = text
+    return plain_forms
 
 
 class _Plain(dict[int, str]):

@@ -235,16 +235,7 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
     ends = of_generation.several("eos_token_id")
     padding = of_config.one("pad_token_id")
     start = of_generation.one("bos_token_id")
-    first = of_config.one("decoder_start_token_id")
-    first_written = of_generation.one("decoder_start_token_id")
-    has_decoder = not (model.is_decoder_only or model.is_t5_encoder)
-    if has_decoder and first is None:
-        first = first_written if first_written is not None else padding
-        if first is None:
-            raise InputError(f"{folder}/config.json has no decoder_start_token_id, which a T5 needs; add it there.")
-        logger.info("%s/config.json has no decoder_start_token_id; it is taken as %d, padding.", folder, first)
-    if first_written is None:
-        first_written = first if start is None else start
+    decoder_start, generation_start = _decoder_starts(folder, of_config, of_generation, model)
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     roles: Mapping[str, int] = {}
@@ -275,8 +266,8 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         unknown=roles.get("unk_token"),
         mask=mask,
         separator=roles.get("sep_token"),
-        decoder_start=START if first is None else first,
-        generation_start=START if first_written is None else first_written,
+        decoder_start=decoder_start,
+        generation_start=generation_start,
         before=before,
         after=after,
         suppressed=of_generation.several("suppress_tokens"),
@@ -284,6 +275,26 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         passed_over=tuple(f"{key} {rules[key]}" for key, same in _PASSED_OVER.items() if rules.get(key) not in same),
         is_published=True,
     )
+
+
+def _decoder_starts(folder: epath.Path, of_config: _Ids, of_generation: _Ids, model: Family) -> tuple[int, int]:
+    """Returns the first input of a decoder whose targets are given, and of one that writes; START without a decoder."""
+    first = of_config.one("decoder_start_token_id")
+    first_written = of_generation.one("decoder_start_token_id")
+    start = of_generation.one("bos_token_id")
+    has_decoder = not (model.is_decoder_only or model.is_t5_encoder)
+    if has_decoder and first is None:
+        first = first_written
+        origin = "from generation_config.json"
+        if first is None:
+            first = of_config.one("pad_token_id")
+            origin = "padding"
+        if first is None:
+            raise InputError(f"{folder}/config.json has no decoder_start_token_id, which a T5 needs; add it there.")
+        logger.info("%s/config.json has no decoder_start_token_id; it is taken as %d, %s.", folder, first, origin)
+    if first_written is None:
+        first_written = first if start is None else start
+    return START if first is None else first, START if first_written is None else first_written
 
 
 def family_of(folder: epath.Path) -> Named:

@@ -231,16 +231,16 @@ def test_a_share_of_the_texts_is_causal_and_the_others_are_masked_as_without_it(
 def test_the_mask_is_the_vocabulary_s_own_or_the_first_sentinel(corpus, vocabulary, tmp_path):
     assert mask_id(ByteVocabulary(extra_ids=7)) == 265 and mask_id(ByteVocabulary(extra_ids=0)) == 258
     plain = str(vocabulary)
-    of_own = str(tmp_path / "own.model")
+    masking = str(tmp_path / "own.model")
     assert mask_id(SentencePieceVocabulary(plain, extra_ids=1)) == 800
     with pytest.raises(InputError, match="no <mask> and no <extra_id_0> to hide tokens with; set DataConfig.extra_ids"):
         mask_id(SentencePieceVocabulary(plain, extra_ids=0))
     texts = corpus.read_text().splitlines()[:50]
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(texts), model_prefix=of_own.removesuffix(".model"), vocab_size=300, pad_id=0, eos_id=1,
+        sentence_iterator=iter(texts), model_prefix=masking.removesuffix(".model"), vocab_size=300, pad_id=0, eos_id=1,
         unk_id=2, bos_id=-1, hard_vocab_limit=False, user_defined_symbols=["<mask>"],
     )  # fmt: skip
-    masked = SentencePieceVocabulary(of_own, extra_ids=3)
+    masked = SentencePieceVocabulary(masking, extra_ids=3)
     assert masked.tokenizer.IdToPiece(mask_id(masked)) == "<mask>"
     assert not ordinary_ids(masked)[mask_id(masked)]
 
