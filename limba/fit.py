@@ -141,7 +141,7 @@ def finetune(
     name, vocabulary = opened
     special = sources.special_ids_of(source, vocabulary)
     if not special.has_t5_layout(source.model):
-        # Its ids stand in the files of its folder, whose tokenizer the run reads as transformers does.
+        # The folder's files name its ids, and the run reads their tokenizer as transformers does.
         name = name._replace(path=os.path.dirname(name.path) if os.path.isfile(name.path) else name.path)
     elif source.kind == sources.HUGGING_FACE:
         with quiet_imports():
@@ -207,12 +207,12 @@ def _path_of(source: sources.Source, step: int | None) -> str:
 
 
 def _is_young(run: RunConfig) -> bool:
-    """Returns whether a run was one of minutes, from scratch: few steps after another model say nothing of its age."""
+    """Returns whether a run was one of minutes, from scratch: few steps after another model do not make it young."""
     return run.initial_checkpoint_path is None and (run.train_steps or YOUNG_STEPS) < YOUNG_STEPS
 
 
 def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool, special: SpecialIds) -> dict[str, int]:
-    """Returns the tokens of the longest input and target with what stands around them, as a multiple of 8.
+    """Returns the tokens of the longest input and target with the ids around them, as a multiple of 8.
 
     Each has an end. Before it stands the template, but a language model reads inputs and targets as one text, whose
     first id is the start of the row.

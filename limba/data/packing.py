@@ -1,7 +1,7 @@
 """Packs short examples into full rows, and turns rows, packed or not, into the features that the model reads.
 
 In rows of the stream 0 is padding and nothing else. A model that is published with other ids gets its own here, and
-`*_is_read` says what is text (`RowIds`): the network masks by that, whatever id stands at padding.
+`*_is_read` says what is text (`RowIds`): the network masks by that, whatever id padding has.
 
 A packed row holds several examples, distinguished by segment ids. Attention stays inside a segment, so an example has
 the same loss as in a row of its own (Raffel et al. 2020, arXiv:1910.10683, section 3.1.2).

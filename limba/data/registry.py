@@ -1,6 +1,6 @@
 """Tasks and mixtures behind seqio's interface, and their registries, without seqio and TensorFlow.
 
-What is registered here stands in seqio's own registries too, as soon as anything imports seqio; what is registered
+What is registered here is in seqio's own registries too, as soon as anything imports seqio; what is registered
 there is found here. Objects of seqio count as instances of these classes (`LikeSeqio`).
 """
 

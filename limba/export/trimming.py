@@ -201,7 +201,7 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
         )
     whole_path = Path(os.path.expanduser(path)).resolve()
     is_part = (folder.parent / "modules.json").exists() and whole_path != Path(folder)
-    if is_part:  # what stands beside the part would be lost, and its vectors would be others
+    if is_part:  # the modules beside the part would be lost, and its vectors would be others
         raise InputError(
             f"{path} has its network in the folder {folder.name}, as early versions of sentence-transformers saved it;"
             " open it with sentence-transformers, save it again, and trim that."
@@ -551,7 +551,7 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
 def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence[bytes]) -> int:
     """Returns how many texts have only kept pieces; InputError if one of them has other ids than before.
 
-    What stands around a text, and the ids with a role, are compared too. A word that WordPiece did not know as a whole
+    The ids around a text, and the ids with a role, are compared too. A word that WordPiece did not know as a whole
     may be cut now, so a text with one is not compared.
     """
     if isinstance(before, PublishedVocabulary) and isinstance(now, PublishedVocabulary):

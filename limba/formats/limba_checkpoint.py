@@ -146,7 +146,7 @@ def check_whole(path: epath.Path, how: str = "checksums", part: tuple[int, int] 
 class LimbaCheckpoint(Arrays):
     """The parameters of one `checkpoints/<step>` by T5X's names, unstacked; `tree` has all arrays by Limba's names.
 
-    With `average` their average stands in place of the parameters, where the checkpoint has one (`has_average`).
+    With `average` the parameters are their average, where the checkpoint has one (`has_average`).
     All files are compared with the manifest first: `verify` is 'checksums', 'sizes', or None if that is done already.
     Raises InputError for a damaged file, if the store cannot be read, and for an array with missing pieces.
     """

@@ -174,7 +174,7 @@ def _opened_folder(path: str, folder: Path) -> Opened:
 def open_arrays(kind: Kind, checkpoint: epath.Path, model: ModelConfig, average: bool = True) -> Arrays:
     """Returns a network's parameters by T5X's names: an array for each layer, read on access.
 
-    With `average` the average of the weights stands in their place, where a Limba checkpoint has one. Its files are not
+    With `average` they are the average of the weights, where a Limba checkpoint has one. Its files are not
     compared with their manifest here; `limba_checkpoint.check_whole` does that. Raises InputError for an array that is
     missing, truncated, or not in the network.
     """

@@ -193,7 +193,7 @@ class TrainedModel:
 
     @functools.cached_property
     def special_ids(self) -> SpecialIds:
-        """The ids with a role: padding, start, ends, mask, and what stands around a text."""
+        """The ids with a role: padding, start, ends, mask, and the ids around a text."""
         vocabulary = None if self.tokenizer is None else self.tokenizer[1]
         special = sources.special_ids_of(self.source, vocabulary)
         if self.source.model.predicts_next and not self.network.config.is_encoder:

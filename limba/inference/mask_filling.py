@@ -131,7 +131,7 @@ def _check(texts: Sequence[str], ids: Sequence[np.ndarray], positions: Sequence[
 
 
 def _likeliest(probabilities: Float[np.ndarray, " V"], text_before: str, pieces: Pieces, top: int) -> list[Fill]:
-    """Returns the `top` likeliest pieces that may stand after this text, best first."""
+    """Returns the `top` likeliest pieces that may follow this text, best first."""
     allowed = pieces.is_text & pieces.has_letter
     if pieces.tell_spaces:
         follows_space = not text_before or text_before[-1].isspace()

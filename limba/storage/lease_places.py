@@ -136,7 +136,7 @@ def _owner_of_file(lease: SoftFileLease) -> Owner | None:
 
 
 class Seen(NamedTuple):
-    """What stands at a place. `mark` changes with each heartbeat, and is only compared."""
+    """What is at a place. `mark` changes with each heartbeat, and is only compared."""
 
     is_there: bool
     mark: Hashable

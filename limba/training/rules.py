@@ -1,6 +1,6 @@
 """Each rule of the optimizer as optax transformations, from the clipped gradient to the update of the parameters.
 
-The fields of a rule stand in `limba/config/optimizer.py`. `limba/training/optimizer.py` puts the rest around it:
+A rule's fields are in `limba/config/optimizer.py`. `limba/training/optimizer.py` puts the rest around it:
 clipping before it, frozen parameters, the average of the weights and float16's scale after it.
 """
 

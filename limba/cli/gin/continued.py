@@ -2,7 +2,7 @@
 
 `include 'gin/recipes/continue_{family}.gin'` is such a file (gin/continue.gin). When all files and overrides are read,
 the model at INITIAL_CHECKPOINT_PATH is looked at once: its family names the file, and its network, its vocabulary and,
-of a run of Limba, its objective are set behind that. Whatever stands behind the include sets them otherwise.
+of a run of Limba, its objective are set after that. Whatever follows the include overrides them.
 """
 
 from __future__ import annotations

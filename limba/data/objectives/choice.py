@@ -86,7 +86,7 @@ def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[s
 def _before_each_side(task: Task) -> tuple[int, ...]:
     """Returns what the template of a T5's folder for transformers puts before a text: its inputs, and its targets.
 
-    Most have nothing there. What stands before the text of one sequence is put there with its documents.
+    Most have nothing there. The ids before the text of one sequence are put there with its documents.
     """
     vocabulary = task.output_features["targets"].vocabulary
     if not isinstance(vocabulary, StreamVocabulary) or vocabulary.is_one_sequence:

@@ -55,7 +55,7 @@ USER_DEFINED = 4
 class PublishedVocabulary(TokenizersVocabulary):
     """The tokenizer that AutoTokenizer opens in a folder; `encode` returns its ids without the template.
 
-    `ids` has the ids of ROLES, of those that the files name; `template` is what stands before and after a text.
+    `ids` has the ids of ROLES, of those that the files name; `template` is the ids before and after a text.
     `address` is how a configuration names the folder, by default its path.
     """
 

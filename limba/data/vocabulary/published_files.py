@@ -57,7 +57,7 @@ class Files:
     def roles(self, defaults: Mapping[str, str]) -> Json:
         """Returns {role: its token}: a class's defaults, tokenizer_config.json, special_tokens_map.json, the last wins.
 
-        They stand in transformers' order, in which those without an id get one. transformers does not look into
+        They are in transformers' order, in which tokens without an id get one. transformers does not look into
         special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
         """
         tokens: Json = dict(defaults)

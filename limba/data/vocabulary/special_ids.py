@@ -1,4 +1,4 @@
-"""The ids with a role in a model: padding, start, ends, mask, the decoder's start, and what stands around a text.
+"""The ids with a role in a model: padding, start, ends, mask, the decoder's start, and the ids around a text.
 
 A run of Limba or T5X has the ids of T5's layout: `of_run`. A folder for transformers names them in its files,
 which `of_folder` reads in transformers' own order of precedence; a run whose vocabulary is such a folder has these, and
@@ -117,7 +117,7 @@ class SpecialIds:
 
     @property
     def filling(self) -> int:
-        """The id that stands behind the end of a written text, as in transformers: padding, else the end."""
+        """The id that fills a row after the end of a written text, as in transformers: padding, else the end."""
         if self.padding is not None:
             return self.padding
         return self.ends[0] if self.ends else PADDING
@@ -363,7 +363,7 @@ def _never_text(
 ) -> frozenset[int]:
     """Returns the ids as which no text is read: special tokens, a T5's sentinels, and those with a role.
 
-    The unknown piece is one of them only where it stands around a text too, as GPT-2's end does. So it is with a piece
+    The unknown piece is one of them only where it is put around a text too, as GPT-2's end does. So it is with a piece
     of text that a folder names as its padding, such as "!".
     """
     added = vocabulary.tokenizer.get_added_tokens_decoder().items()

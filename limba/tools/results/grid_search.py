@@ -14,7 +14,7 @@ Get = Callable[[str, Setting, int, Compute], Outcome]  # the part, the setting, 
 
 
 class Found(NamedTuple):
-    """The outcomes of the seeds, and the sentences that stand beside their figures."""
+    """The outcomes of the seeds, and the notes beside their figures."""
 
     outcomes: list[Outcome]
     notes: list[str]

@@ -302,7 +302,7 @@ def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
 def _stored_name(name: str, stores: Stores) -> str | None:
     """Returns the name of the stored array that is read for an array of the state.
 
-    None for a number of OPTIONAL that is absent. These numbers are found by their last name, as what stands before them
+    None for a number of OPTIONAL that is absent. These numbers are found by their last name, as the path before them
     in the optimizer's chain may differ.
     """
     if name in stores or not OPTIONAL.search(name):

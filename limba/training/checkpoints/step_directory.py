@@ -3,7 +3,7 @@
 A step is `state/` (the arrays), `data/metadata` (JSON), and `manifest.json` with the checksums of their files. On a
 file system they are written under the name `<step>.<attempt>.unfinished`, and the directory gets its own by a rename,
 when all of them are on the disk. In a bucket it has its name from the start, and the manifest, written last, is the
-commit; the arrays stand in folders of their attempt.
+commit; the arrays are in folders of their attempt.
 """
 
 import contextlib

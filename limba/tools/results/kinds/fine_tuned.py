@@ -116,7 +116,7 @@ class Learned:
         kept = [example for example in train if example.letters not in others]
         if not kept:
             raise InputError(f"Each example of {self.train} is in another part of {self.name} too; name other files.")
-        of_training = kept if self.dev else [*kept, *dev]  # a rare label may stand in the tenth that was drawn
+        of_training = kept if self.dev else [*kept, *dev]  # a rare label may be in the tenth that was drawn
         known = set[str]().union(*(self.labels(example) for example in of_training))
         for example in (*test, *dev):
             if new := sorted(self.labels(example) - known):
