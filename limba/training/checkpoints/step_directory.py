@@ -23,6 +23,7 @@ from limba.config.errors import reason_of
 from limba.config.waiting import waiting
 from limba.formats.limba_checkpoint import is_finished, steps_in
 from limba.storage import manifest
+from limba.storage.failures import waited
 from limba.storage.files import free_bytes, gone, key_value_store, make_folder
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.arrays import Snapshot
@@ -135,13 +136,13 @@ def _write(path: epath.Path, content: bytes) -> None:
     if not _is_bucket(path):
         path.write_bytes(content)
         return
-    store = ts.KvStore.open(key_value_store(path.parent)).result()
-    seen = store.read(path.name).result()
+    store = waited(ts.KvStore.open(key_value_store(path.parent)))
+    seen = waited(store.read(path.name))
     if seen.state == "missing":
-        written = store.write(path.name, content, if_equal=seen.stamp.generation).result()
+        written = waited(store.write(path.name, content, if_equal=seen.stamp.generation))
         if written.generation:
             return
-        seen = store.read(path.name).result()  # of another attempt, or of this one, whose first answer was lost
+        seen = waited(store.read(path.name))  # of another attempt, or of this one, whose first answer was lost
     if seen.value != content:
         raise FileExistsError(f"another process has written {path}")
 
