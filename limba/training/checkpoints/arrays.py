@@ -27,6 +27,7 @@ from limba.formats.t5x import stored_arrays
 from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.failures import waited
 from limba.storage.files import key_value_store
+from limba.storage.literal_names import matching
 
 Index = tuple[slice, ...]
 Spec = Mapping[str, object]  # of a tensorstore
@@ -254,7 +255,7 @@ def merge(directory: epath.Path, attempt: str) -> bytes:
     spec = {"driver": "ocdbt", "base": _base(directory), "manifest": MEMORY, **OCDBT}
     merged = waited(ts.KvStore.open(spec, context=context))
     transaction = ts.Transaction(atomic=True)
-    for folder in sorted(directory.glob(f"{STORE}*.{attempt}")):
+    for folder in matching(directory, f"{STORE}*.{attempt}"):
         child = waited(ts.KvStore.open({"driver": "ocdbt", "base": _base(folder), **OCDBT}, context=context))
         waited(child.experimental_copy_range_to(merged.with_transaction(transaction)))
     waited(transaction.commit_async())
