@@ -258,7 +258,7 @@ def clear_unfinished(directory: epath.Path, may_commit: Callable[[], None] = lam
             return
         for child in directory.iterdir():
             if _is_bucket(directory):
-                if child.name.isdigit():
+                if child.name.isdigit() and child.is_dir():
                     _clear_uncommitted(child, may_commit)
             elif UNFINISHED in child.name or UNFINISHED_BEFORE in child.name:
                 with contextlib.suppress(OSError):
