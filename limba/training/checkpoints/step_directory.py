@@ -88,7 +88,8 @@ def open_step(attempt: Attempt, needed: int, may_commit: Callable[[], None]) -> 
     if free is not None and free < needed:
         raise OSError(errno.ENOSPC, f"only {size_text(free)} are free, and a checkpoint takes {size_text(needed)}")
     for item in ("state", "data"):
-        (attempt.path / item).mkdir(parents=True)
+        # Where a bucket has real folders, those of an earlier attempt are there, empty.
+        (attempt.path / item).mkdir(parents=True, exist_ok=True)
 
 
 def write_own_arrays(attempt: Attempt, snapshot: Snapshot) -> dict[str, manifest.Entry]:
