@@ -37,8 +37,8 @@ class ShardPlace(NamedTuple):
     """Where a shard is: the batches given so far, what was read for them, and the place of its rows.
 
     `batches_before` and `tokens_before` are those of passes over other files than now. `epochs` and `tokens` are by
-    task; tokens are counted in a mixture. `marks` are, of each source of others that is dealt, the number of documents
-    that were taken and their checksum.
+    task; tokens are counted in a mixture. `marks` are, of each source of others that is dealt, numbers of documents
+    that were taken and their checksums, in turn.
     """
 
     batch: int
