@@ -53,7 +53,8 @@ with environment.quiet_imports():
     from limba.data.stream import stages
     from limba.cli.main import main
 def record(kind):
-    begin, taken = kind.begin, kind.__next__
+    begin = kind.begin
+    taken = kind.__next__
     def begin_and_count(stream, step, positions=None):
         stream.batch_taken = step
         begin(stream, step, positions)
@@ -68,7 +69,8 @@ def record(kind):
                 digest = hashlib.blake2b(content, digest_size=8).hexdigest()
                 file.write(f"{shard} {stream.batch_taken} {digest}\\n")
         return rows
-    kind.begin, kind.__next__ = begin_and_count, taken_and_recorded
+    kind.begin = begin_and_count
+    kind.__next__ = taken_and_recorded
 opened = stages.open_stages
 kinds = set()
 def recorded(*arguments):

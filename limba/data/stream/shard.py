@@ -30,13 +30,13 @@ FirstEpochs = Mapping[str, int]
 
 FETCHED_ROWS = 32  # rows that are made at once
 ROWS_AHEAD = 64  # of a shard, at least a batch
-MOST_TOKENS_AT_ONCE = 1 << 17
+MOST_TOKENS_AT_ONCE = 1 << 17  # of a shard, that one call of the tokenizer makes: half a MiB
 
 
 class ShardPlace(NamedTuple):
     """Where a shard is: the batches given so far, what was read for them, and the place of its rows.
 
-    `batches_before` and `tokens_before` are those of passes over other files than now. `epochs` and `tokens` are by
+    `batches_before` and `tokens_before` come from passes over other files than now. `epochs` and `tokens` are by
     task; tokens are counted in a mixture. `marks` are, of each source of others that is dealt, numbers of documents
     that were taken and their checksums, in turn.
     """
