@@ -107,12 +107,13 @@ def test_the_reference_has_every_field_command_and_name(site: Path) -> None:
     named = [f"<code>{field.name}</code>" for kind in kinds for field in dataclasses.fields(kind)]
     assert len(named) > 120 and not [name for name in named if name not in fields]
     # A field whose meaning is nowhere: its row has an empty cell where the comment would stand.
-    empty = re.findall(r"<tr>\s*<td><code>(\w+)</code></td>(?:\s*<td>.*?</td>){3}\s*<td></td>", fields)
+    empty = re.findall(r"<tr>\s*<td><code>(\w+)</code>.*?</td>\s*<td>.*?</td>\s*<td></td>", fields)
     assert not empty, f"these fields have no comment: {empty}"
     assert all(f"limba {name}" in commands for name in COMMANDS)
     assert all(f'id="limba.{name}"' in api for name in limba.__all__)
     cells = re.findall(r"<td>(.*?)</td>", fields, re.DOTALL)
-    assert not [cell for cell in cells if "\\|" in cell] and "<code>str | None</code>" in map(html.unescape, cells)
+    assert not [cell for cell in cells if "\\|" in cell]
+    assert any("<code>str | None</code>" in html.unescape(cell) for cell in cells)
 
 
 @contextlib.contextmanager

@@ -92,7 +92,8 @@ def config_page() -> str:
         "Every field can be set in a gin file as",
         "`config.CLASS.field = VALUE`,",
     ]
-    lines += ["on the command line as `--gin.config.CLASS.field=VALUE`, and by the gin name where one is given."]
+    lines += ["on the command line as `--gin.config.CLASS.field=VALUE`,"]
+    lines += ["and by the name in capitals below it, where it has one."]
     lines += ["`Positive` numbers are above 0, `NonNegative` ones 0 or more. A `Share` is from 0 to below 1, a"]
     lines += ["`ClosedShare` from 0 to 1, an `OpenShare` above 0 and below 1; a `choice` is one of the names in it."]
     for path in sorted((ROOT / CONFIG).glob("*.py")):
@@ -109,17 +110,15 @@ def config_page() -> str:
                 fields = [part for part in fields if ast.unparse(part.target) != "name"]
                 lines += [f"{'Beside these it has' if fields else 'It has'} the fields of {' and '.join(of_rule)}.", ""]
             if fields:
-                lines += ["| field | gin name | type | default | meaning |", "| --- | --- | --- | --- | --- |"]
+                lines += ["| field, gin name | type, default | meaning |", "| --- | --- | --- |"]
             before = node.lineno
             for part in fields:
                 name = ast.unparse(part.target)
                 default = "required" if part.value is None else _code(ast.unparse(part.value))
                 owner = "OptimizerConfig" if of_rule else node.name
-                gin = ", ".join(_code(each) for each in names.get(f"{owner}.{name}", ()))
+                called = "<br>".join([_code(name), *map(_code, names.get(f"{owner}.{name}", ()))])
                 meaning = _cell(_meaning(part, comments, before))
-                lines.append(
-                    f"| {_code(name)} | {gin} | {_code(ast.unparse(part.annotation))} | {default} | {meaning} |"
-                )
+                lines.append(f"| {called} | {_code(ast.unparse(part.annotation))}<br>{default} | {meaning} |")
                 before = part.end_lineno or part.lineno
     return "\n".join(lines) + "\n"
 
@@ -140,7 +139,7 @@ def commands_page() -> str:
             "",
             f"{about[0].upper()}{about[1:]}.",
             "",
-            "```text",
+            "``` {.text .printed}",
             ended.stdout.rstrip(),
             "```",
         ]
