@@ -2,10 +2,12 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
@@ -343,8 +345,18 @@ def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatc
     (tmp_path / "held.txt").write_text("It has a line, and another one.\nWho sees him?\n")
     (tmp_path / "pairs.tsv").write_text("good\tbad\nWho sees him?\tWho see him?\nIt is there.\tIt are there.\n")
     (tmp_path / "suite.gin").write_text("text/BitsPerByte.texts = 'held.txt'\na/MinimalPairs.file = 'pairs.tsv'\n")
-    assert main.main(["results", str(hybrid), "--suite=./suite.gin", "--output=out"]) == 0, capsys.readouterr().err
+    shutil.copytree(hybrid, tmp_path / "run")
+    (tmp_path / "run" / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert main.main(["results", "run", "--suite=./suite.gin", "--output=out", "--card"]) == 0, capsys.readouterr().err
+    card = huggingface_hub.ModelCard((tmp_path / "run" / "README.md").read_text()).data.eval_results
+    names = {"pseudo bits per byte (run, masked)", "bits per byte (run, causal)"}
+    assert {each.metric_name for each in card} == names | {f"accuracy (run, {way})" for way in ("masked", "causal")}
     written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (
+        "text: 2 test examples or documents are too few to trust their intervals, so no best is marked"
+        in (written["notes"])
+    )
+    assert not any(each["is_best"] for each in written["cells"])
     cells = {
         (each["figure"], each["model"]): each["mean"] for each in written["cells"] if "random" not in each["model"]
     }
