@@ -1,6 +1,7 @@
 """Models that score texts: the same figures by Limba and by transformers, and figures of foreign models by hand."""
 
 import json
+import logging
 import math
 import shutil
 from pathlib import Path
@@ -322,10 +323,18 @@ def test_what_cannot_be_scored_is_one_sentence(damage, says, tmp_path) -> None:
     assert says in str(caught.value) and "\n" not in str(caught.value), caught.value
 
 
-def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path) -> None:
-    scorer = scoring.open_scorers(str(saved("xlm-r", tmp_path / "model")))[0]
-    with pytest.raises(InputError, match=r"model reads at most 128 tokens, and a text has \d+; give shorter texts"):
-        scorer.log_likelihoods(["a" * 2, "It is there " * 60])
+def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path, caplog, monkeypatch) -> None:
+    scorer: Any = scoring.open_scorers(str(saved("xlm-r", tmp_path / "model")))[0]
+    scorer.tokenizer.model_max_length = 128
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(InputError, match=r"model reads at most 128 tokens, and a text has \d+; give shorter texts"):
+            scorer.log_likelihoods(["a" * 2, "It is there " * 60])
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records, "our sentence is the only one"
 
 
 @pytest.fixture(scope="module")
