@@ -1,6 +1,6 @@
 """What the tools above the engine use of it, each name imported when it is first used.
 
-A tool imports `limba.config`, these names and itself, nothing else. Each name stands in NAMES, which says what it is,
+A tool imports `limba.config`, these names and itself, nothing else. Each name is in NAMES, which says what it is,
 and where it is defined, and in an import for type checkers. `tests/test_floors.py` compares the two.
 """
 

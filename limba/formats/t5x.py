@@ -304,7 +304,7 @@ def write_legacy(
 def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str) -> np.ndarray | Json:
     """Writes an array, and returns its entry in T5X's index: its place, or the array itself.
 
-    The step, the factored averages and the placeholders for unused averages stand in the index themselves.
+    The step, the factored averages and the placeholders for unused averages are in the index itself.
     """
     if name == STEP:
         array = np.asarray(array, np.int32)

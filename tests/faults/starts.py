@@ -43,12 +43,12 @@ class Start:
         arguments: Sequence[str],
         processes: int,
         hashes: Path,
-        each: Mapping[int, Sequence[str]] | None = None,
+        of_processes: Mapping[int, Sequence[str]] | None = None,
         before: Mapping[int, Sequence[str]] | None = None,
         variables: Mapping[int, Mapping[str, str]] | None = None,
         program: Sequence[str] = ("-c", kill.RECORDING),
     ):
-        each = each or {}
+        of_processes = of_processes or {}
         before = before or {}
         variables = variables or {}
         self.hashes = hashes
@@ -56,7 +56,7 @@ class Start:
         self.began = time.monotonic()
         self.processes = [
             subprocess.Popen(
-                [*before.get(index, ()), sys.executable, *program, *arguments, *each.get(index, ())],
+                [*before.get(index, ()), sys.executable, *program, *arguments, *of_processes.get(index, ())],
                 env={**environment, **_compiling(environment, processes), **variables.get(index, {})},
                 cwd=kill.ROOT,
                 stdin=subprocess.DEVNULL,
@@ -124,8 +124,8 @@ class Start:
         return max((line.seconds for line in self.lines if SAVED.search(line.text)), default=self.began)
 
     def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
-        found = (pattern.search(line.text) for line in list(self.lines))
-        return [int(match[1].replace(",", "")) for match in found if match]
+        matches = (pattern.search(line.text) for line in list(self.lines))
+        return [int(match[1].replace(",", "")) for match in matches if match]
 
     def quiet_since(self) -> float:
         """Waits until nothing is printed for three seconds; returns when that began."""

@@ -13,12 +13,13 @@ import google_crc32c
 
 from limba.config import InputError, reason_of
 from limba.data.sources import remote
+from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.columns import joined
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.listing import Unit
 from limba.data.sources.readers import in_chunks
 from limba.data.sources.remote import ReadPolicy
-from limba.data.sources.splits import ChunkReader, Column, Rewrite
+from limba.data.sources.splits import Column, Rewrite
 from limba.data.sources.units import UnitSource
 
 OPTIONAL = ("validation", "test")  # splits that a data set need not have

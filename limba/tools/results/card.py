@@ -45,7 +45,7 @@ def languages(card: Path) -> list[str]:
 
 
 def put(card: Path, columns: Sequence[str], table: Table, suite: Suite, notes: Sequence[str]) -> None:
-    """Writes the figures of a model into a card, in the place of those that the suite had there before.
+    """Writes the figures of a model into a card, replacing the suite's earlier ones.
 
     A hybrid has several columns, one for each way of scoring; a figure then has the column beside its name.
     """

@@ -167,12 +167,12 @@ class _Part(NamedTuple):
 
 def _own_parts(leaf: PyTree) -> list[_Part]:
     """Returns what this process writes of an array, or of the abstract one."""
-    own = jax.process_index()
+    process = jax.process_index()
     parts = []
     holders, axis, number = _shares(leaf.sharding, leaf.shape)
     indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
     for key in dict.fromkeys(_key(index, leaf.shape) for index in indices):
-        rank = holders[key].index(own)
+        rank = holders[key].index(process)
         if axis is None and rank > 0:
             continue
         index = list(_slices(key))
@@ -204,8 +204,8 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot, attempt: str) -> str
 
     `attempt` ends the name, so that no other attempt to save the step writes there.
     """
-    own = jax.process_index()
-    folder = directory / f"{STORE}{own}.{attempt}"
+    process = jax.process_index()
+    folder = directory / f"{STORE}{process}.{attempt}"
     folder.mkdir(parents=True, exist_ok=True)
     store = {"driver": "ocdbt", "base": _base(folder), **OCDBT}
     context = ts.Context()  # one store for all arrays
@@ -213,7 +213,7 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot, attempt: str) -> str
         transaction = ts.Transaction(atomic=True)
         writes = []
         for array in batch:
-            if not (array.parts or own == 0):
+            if not (array.parts or process == 0):
                 continue
             opened = ts.open(
                 {
@@ -223,9 +223,9 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot, attempt: str) -> str
                     "metadata": {"shape": array.shape, "chunks": array.chunk, "compressor": {"id": "zstd", "level": 1}},
                     "store_data_equal_to_fill_value": True,
                 },
-                create=own == 0,
+                create=process == 0,
                 open=True,
-                assume_metadata=own != 0,  # the first process writes it
+                assume_metadata=process != 0,  # the first process writes it
                 transaction=transaction,
                 context=context,
             ).result()
@@ -302,7 +302,7 @@ def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
 def _stored_name(name: str, stores: Stores) -> str | None:
     """Returns the name of the stored array that is read for an array of the state.
 
-    None for a number of OPTIONAL that is absent. These numbers are found by their last name, as what stands before them
+    None for a number of OPTIONAL that is absent. These numbers are found by their last name, as the path before them
     in the optimizer's chain may differ.
     """
     if name in stores or not OPTIONAL.search(name):
@@ -315,7 +315,7 @@ def _stored_name(name: str, stores: Stores) -> str | None:
 
 
 def _about_average(checkpoint: epath.Path, wanted: AbstractSet[str], stored: AbstractSet[str]) -> str:
-    """Returns what is said if the run or the checkpoint has an average of the weights, and not both; else ""."""
+    """Returns a note if only the run or only the checkpoint has an average of the weights; else ""."""
     has_average = any(AVERAGE.match(name) for name in wanted)
     had_average = any(AVERAGE.match(name) for name in stored)
     if has_average == had_average or jax.process_index() != 0:

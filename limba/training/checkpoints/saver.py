@@ -205,7 +205,7 @@ class Saver:
             if free < self._needed_bytes(task.snapshot):
                 space = ""  # the reason says so already
         return StorageError(
-            f"Step {task.step} cannot be saved in {self.directory} ({reason}).{space} {self._good_text()} Mend that,"
+            f"Step {task.step} cannot be saved in {self.directory} ({reason}).{space} {self._good_text()} Fix that,"
             " and start the same command again."
         )
 

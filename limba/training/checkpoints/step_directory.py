@@ -3,7 +3,7 @@
 A step is `state/` (the arrays), `data/metadata` (JSON), and `manifest.json` with the checksums of their files. On a
 file system they are written under the name `<step>.<attempt>.unfinished`, and the directory gets its own by a rename,
 when all of them are on the disk. In a bucket it has its name from the start, and the manifest, written last, is the
-commit; the arrays stand in folders of their attempt.
+commit; the arrays are in folders of their attempt.
 """
 
 import contextlib
@@ -201,7 +201,7 @@ def copy_step(path: epath.Path, directory: epath.Path, may_commit: Callable[[], 
 
 
 def remove_step(directory: epath.Path, step: int) -> None:
-    """Removes a step: first its name or its manifest, so that what is left of it is never taken for a checkpoint."""
+    """Removes a step: first its name or its manifest, so that its remains are never taken for a checkpoint."""
     if _is_bucket(directory):
         _remove_files(directory / str(step))
     else:
@@ -265,7 +265,7 @@ def clear_step(attempt: Attempt) -> None:
                 store.rmtree()
         elif attempt.path.exists():
             attempt.path.rmtree()
-        if gone(attempt.directory):  # a library has made the folders anew in the place of those that are away
+        if gone(attempt.directory):  # a library has made new folders where the old ones were removed
             attempt.directory.rmdir()
             attempt.directory.parent.rmdir()
 

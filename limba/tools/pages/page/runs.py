@@ -167,7 +167,7 @@ class Run:
         for entry in self.skipped():
             try:
                 named = [document for row in entry["rows"] for document in row.get("documents", ())]
-                names = [f"{each['source']}, {each['unit']}, row {int(each['document']):,}" for each in named]
+                names = [f"{name['source']}, {name['unit']}, row {int(name['document']):,}" for name in named]
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # a line of another kind
             documents.setdefault(entry["batch"], {}).update(dict.fromkeys(names))
