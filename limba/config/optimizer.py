@@ -47,8 +47,8 @@ class OptimizerConfig:
                 rule_name = name_value if name_value in users else users[0]
                 raise ConfigError(
                     f"OptimizerConfig.{name}",
-                    f"is a field of {', '.join(users)}, and OptimizerConfig has only the fields common to all rules; write"
-                    f" limba.optimizer_config({rule_name!r}, {name}={fields[name]!r}).",
+                    f"is a field of {', '.join(users)}, and OptimizerConfig has only the fields common to all rules;"
+                    f" write limba.optimizer_config({rule_name!r}, {name}={fields[name]!r}).",
                 )
         return object.__new__(cls)
 
