@@ -365,7 +365,8 @@ def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatc
         "text: 2 test examples or documents are too few to trust their intervals, so no best is marked"
         in (written["notes"])
     )
-    assert not any(each["is_best"] for each in written["cells"])
+    assert not any(cell["is_best"] for cell in written["cells"])
+    assert [cell["task"] for cell in written["cells"]] == [*["text"] * 4, *["a"] * 5], "a task's figures are together"
     cells = {
         (cell["figure"], cell["model"]): cell["mean"] for cell in written["cells"] if "random" not in cell["model"]
     }

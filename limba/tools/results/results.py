@@ -329,6 +329,7 @@ class Measured:
                     " best is marked"
                 )
             self.table.compare(task.name, drawn, self.protocol, marks_best, fewer_is_better)
+        self.table.sort([read.task.name for read in self.tasks])
         self.notes.append(
             "intervals over examples: bootstrap of the test examples, by documents where they have them,"
             f" {self.protocol.resamples:,} samples; over seeds: Student's; best (*): better than each other row by the"

@@ -69,6 +69,10 @@ class Table:
             )
             self.cells.setdefault((task, name), {})[model] = cell
 
+    def sort(self, tasks: Sequence[str]) -> None:
+        """Brings the figures of each task together: models of several kinds add them in turn."""
+        self.cells = dict(sorted(self.cells.items(), key=lambda block: tasks.index(block[0][0])))
+
     def compare(
         self,
         task: str,
