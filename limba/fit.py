@@ -26,6 +26,7 @@ from limba.inference import source as sources
 from limba.inference.load import LENGTHS, TrainedModel, load
 from limba.sharding.agreement import of_first
 from limba.storage.files import read_text, write_whole
+from limba.storage.literal_names import matching, remove_folder
 from limba.training.metrics.records import Callback, Callbacks
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ def _steps_in(config: RunConfig, minutes: float) -> int:
     _train(probe, measure)
     steps = 0
     if jax.process_index() == 0:
-        epath.Path(probe.model_dir).rmtree()
+        remove_folder(epath.Path(probe.model_dir))
         if seen[-1] < seen[0] + PROBE_SECONDS:  # a signal has ended it
             raise KeyboardInterrupt
         left = max(60 * minutes - 2 * (time.monotonic() - begun), 15 * minutes)
@@ -346,7 +347,7 @@ class Rows:
         """
         folder = epath.Path(directory)
         name = f"{self.what}-{self.digest}.jsonl"
-        others = [file.name for file in folder.glob("*-" + "[0-9a-f]" * 16 + ".jsonl")] if folder.exists() else []
+        others = [file.name for file in matching(folder, "*-" + "[0-9a-f]" * 16 + ".jsonl")]
         if others and name not in others:
             raise InputError(
                 f"{directory} holds a run on other {self.what}, {others[0]}; give another model_dir, or the same"

@@ -535,7 +535,7 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
         if name not in written and (folder / name).is_file():
             (out / name).write_bytes(untrusted_files.bytes_of(folder / name))
     # Of sentence-transformers: the poolings, and the layers after them.
-    for file in sorted(folder.glob("*_*/*")):
+    for file in sorted(Path(folder).glob("*_*/*")):
         name = file.relative_to(folder).as_posix()
         if MODULE_FILES.fullmatch(name):
             (out / name).parent.mkdir(exist_ok=True)

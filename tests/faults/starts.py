@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import kill
+from limba.training.checkpoints.step_directory import UNFINISHED
 
 FIRST_STEP_SECONDS = 400.0  # for a start's first step, on cores that others use too
 QUICK = " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 TRAINED = re.compile(r"step ([\d,]+)/[\d,]+ \|")
+WRITTEN = re.compile(rf"\d+\.[0-9a-f]+{re.escape(UNFINISHED)}")  # a step's directory until it is committed
 SAVED = re.compile(r"\bstep ([\d,]+) (?:is )?saved", re.IGNORECASE)
 
 
@@ -174,5 +176,5 @@ def _compiling(environment: Mapping[str, str], processes: int) -> dict[str, str]
 def is_saving(directory: Path) -> bool:
     """Returns whether a checkpoint is being written now, by its unfinished directory."""
     with contextlib.suppress(FileNotFoundError):
-        return any("tmp" in name for name in os.listdir(directory / "checkpoints"))
+        return any(WRITTEN.fullmatch(name) for name in os.listdir(directory / "checkpoints"))
     return False

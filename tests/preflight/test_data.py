@@ -306,6 +306,15 @@ def test_values_in_place_of_an_included_file_s_are_named(run: RunConfig, shelf: 
     assert not any("in place of" in line.text for line in alone.lines)
 
 
+def test_a_file_whose_name_could_be_a_pattern_is_found(run: RunConfig, tmp_path: Path) -> None:
+    """The run read it, and preflight said that it matches no file and that it is the nearest one."""
+    path = tmp_path / "part [1].jsonl"
+    path.write_bytes(Path("train.jsonl").read_bytes())
+    files = {"train": str(path), "validation": "validation.jsonl"}
+    section = section_of(with_data(run, data_files=files))
+    assert {line.level for line in section.lines} == {"ok"}, section.lines
+
+
 @pytest.mark.parametrize("count", [2, 12])
 def test_many_equal_files_are_one_warning_whose_fix_leaves_one(run: RunConfig, tmp_path: Path, count: int) -> None:
     for number in range(count):

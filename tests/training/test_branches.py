@@ -122,6 +122,13 @@ def test_the_same_command_means_the_branch_that_has_not_ended(run: Path) -> None
     assert again == first
 
 
+def test_a_branch_is_found_beside_a_run_whose_name_could_be_a_pattern(run: Path, tmp_path: Path) -> None:
+    named = Path(shutil.copytree(run, tmp_path / "a [1]" / "run[2]"))
+    first = branches.chosen(str(named), [20, 40], 8, "linear", None, None)
+    begin(first, first.name())
+    assert branches.chosen(str(named), [60, 80], 8, "linear", None, None) == first
+
+
 def test_a_branch_whose_run_is_gone_is_resumed_without_the_hub(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is named as a hub id could be."""
     begun = branches.chosen(str(run), [20, 40], 8, "1-sqrt", 20, None)

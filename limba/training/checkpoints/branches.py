@@ -6,6 +6,7 @@ position) and with the original's configuration, of which only the schedule and 
 
 import contextlib
 import dataclasses
+import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from limba.formats import limba_checkpoint
 from limba.storage import lease
 from limba.storage.failures import short_reason
 from limba.storage.files import read_text, resolved, write_whole
+from limba.storage.literal_names import matching
 from limba.training.checkpoints import step_directory
 from limba.training.schedule import make_schedule
 from limba.training.skipped_batches import FILE as LEDGER_FILE
@@ -119,7 +121,7 @@ def chosen(run: str, there: Sequence[int], decay_steps: int, shape: str, step: i
 def _begun(run: str) -> Iterator[Branch]:
     """Yields the branches of a run that lie beside it, under their own names."""
     path = resolved(run)
-    for child in path.parent.glob(f"{path.name}-decay-*"):
+    for child in matching(path.parent, f"{glob.escape(path.name)}-decay-*"):
         with contextlib.suppress(InputError):
             branch = found_at(str(child))
             if branch is not None and branch.run == run and resolved(branch.name()) == child:

@@ -242,7 +242,7 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Restores and removes what an interrupted save has left."""
         step_directory.restore_replaced(self.directory)
-        step_directory.clear_unfinished(self.directory)
+        step_directory.clear_unfinished(self.directory, self.may_commit)
 
     def _steps_there(self, with_files: bool = False) -> list[int]:
         """Returns what `limba_checkpoint.steps_in` finds; errors as `_answered`."""
