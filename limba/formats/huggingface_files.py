@@ -336,13 +336,14 @@ def write_tokenizer(
     from limba.data.vocabulary.piece_table import PieceTable
     from limba.data.vocabulary.sentinels import BYTE_SENTINELS, SENTINEL
     from limba.data.vocabulary.tokenizer_json import around, of_bytes, of_model, of_tokenizer, template
+    from limba.data.vocabulary.vocabularies import SPECIALS
 
     encodes = mask_id is not None
     tokenizer = None
     if vocabulary == "byte":
         read: Any = load_vocabulary("byte", extra_ids)
         count = extra_ids or (0 if starts else BYTE_SENTINELS)
-        special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
+        special = {name: number for number, name in enumerate(SPECIALS)}
         special |= {f"<extra_id_{i}>": LAST_BYTE + extra_ids - i for i in range(count)}
         ids = (0, 1, 2)
         tokenizer = of_bytes(special) if starts else None  # ByT5Tokenizer ends texts and cannot begin them
