@@ -111,8 +111,8 @@ def test_the_pages_are_found() -> None:
 
 def assert_of_all_pages(faults: Callable[[Path], Iterable[str]]) -> None:
     """Fails with the faults of all pages."""
-    found = [f"{page.relative_to(ROOT).as_posix()} {fault}" for page in PAGES for fault in faults(page)]
-    assert not found, "\n".join(found)
+    all_faults = [f"{page.relative_to(ROOT).as_posix()} {fault}" for page in PAGES for fault in faults(page)]
+    assert not all_faults, "\n".join(all_faults)
 
 
 def wide_lines(page: Path) -> Iterator[str]:
@@ -138,8 +138,8 @@ def test_links_lead_somewhere() -> None:
 def missing_files(page: Path) -> Iterator[str]:
     words = [word.strip("'\"()[],;:.") for line in code(page) for word in line.split("#")[0].split()]
     places = [re.sub(r"^--\w+=|^[A-Z_]+=", "", word) for word in words]
-    named = [place for place in places if PATH.fullmatch(place) and not ELSEWHERE.search(place)]
-    return (f"names {path}" for place in named for path in alternatives(place) if not is_there(path))
+    named = [name for name in places if PATH.fullmatch(name) and not ELSEWHERE.search(name)]
+    return (f"names {path}" for name in named for path in alternatives(name) if not is_there(path))
 
 
 def test_files_exist() -> None:
@@ -189,9 +189,9 @@ def spelt_by_programs() -> str:
 
 
 def has_field(owner: str, field: str) -> bool:
-    """Whether a class of limba/config has a field; True for a class that is none of them."""
-    found = getattr(config, owner, None)
-    return found is None or field in fields_of(found) or hasattr(found, field)
+    """Whether a class of limba/config has a field; True for any other class."""
+    cls = getattr(config, owner, None)
+    return cls is None or field in fields_of(cls) or hasattr(cls, field)
 
 
 def unknown_gin_names(page: Path) -> Iterator[str]:

@@ -24,10 +24,10 @@ class Loaded(html.parser.HTMLParser):
         self.addresses = list[str]()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         key = {"script": "src", "img": "src", "iframe": "src", "link": "href"}.get(tag)
-        if key and given.get(key) and given.get("rel") not in ("canonical", "edit", "next", "prev"):
-            self.addresses.append(str(given[key]))
+        if key and attributes.get(key) and attributes.get("rel") not in ("canonical", "edit", "next", "prev"):
+            self.addresses.append(str(attributes[key]))
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +41,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_pictures_are_those_of_the_run_that_readme_shows_and_of_the_pages_of_today() -> None:
     """`python -m benchmarks.readme` makes all of them again."""
-    about = json.loads((ROOT / "docs" / "pictures.json").read_text())
+    record = json.loads((ROOT / "docs" / "pictures.json").read_text())
     readme = (ROOT / "README.md").read_text()
-    run = about["run"]
+    run = record["run"]
     assert f"step {run['step']} validation: loss {run['validation_loss']:.4f} |" in readme
     sources = {
         "report": [*(ROOT / "limba/tools/pages").rglob("*"), *(ROOT / "limba/evaluation").glob("*.py")],
         "play": (ROOT / "limba/tools/pages").rglob("*"),
     }
     for name, paths in sources.items():
-        picture = about["pictures"][name]
+        picture = record["pictures"][name]
         assert hashlib.sha256((ROOT / "docs" / f"{name}.webp").read_bytes()).hexdigest() == picture["sha256"]
         texts = [path.read_text() for path in paths if path.suffix in (".html", ".js", ".py", ".yml", ".md")]
         known = [said for said in picture["says"] if any(said in text for text in texts)]

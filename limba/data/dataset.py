@@ -79,7 +79,7 @@ class Dataset(abc.ABC, Generic[T]):
     """A finite or endless sequence of elements; iterating over it gives their values from the beginning on.
 
     `spec` says the features of an element. `cardinality` is the number of elements, as tf.data's: None where it is not
-    known beforehand. `draws` are those of the next step that draws random numbers, and `rows_per_block` is the number
+    known beforehand. `draws` belong to the next step that draws random numbers, and `rows_per_block` is the number
     of rows that a step makes at once.
     """
 
@@ -128,7 +128,7 @@ class Dataset(abc.ABC, Generic[T]):
         return _Batched(self, size, drop_remainder)
 
     def tokens(self, tokenize: Callable[[list[T]], Sequence[np.ndarray]], size: int) -> Dataset[Vector]:
-        """Returns {"targets": the tokens of `size` documents in a row}; `tokenize` returns those of each document."""
+        """Returns {"targets": the tokens of `size` documents in a row}; `tokenize` returns each document's tokens."""
         return _Tokenized(self, tokenize, size)
 
     def blocks(self, size: int) -> Dataset[Vector]:
@@ -142,7 +142,7 @@ class Dataset(abc.ABC, Generic[T]):
     ) -> Dataset[U]:
         """Returns a data set of the results of (vector, ends of its documents, number of the vector).
 
-        Each result is (element, the token of the vector that comes after those of the element). Elements take the
+        Each result is (element, the token of the vector that comes after the element's). Elements take the
         tokens in order, so each has the documents of its own.
         """
 
@@ -150,8 +150,8 @@ class Dataset(abc.ABC, Generic[T]):
             cuts = function(item.value["targets"], item.ends, number)
             slices = _documents_of_parts(_ends_of(item), [stop for _, stop in cuts])
             return [
-                Item(value, item.documents[own], None, None, item.tasks)
-                for (value, _), own in zip(cuts, slices, strict=True)
+                Item(value, item.documents[of_part], None, None, item.tasks)
+                for (value, _), of_part in zip(cuts, slices, strict=True)
             ]
 
         return _FlatMapped(self, parts, spec)
@@ -205,7 +205,7 @@ class Mixed(Dataset[T]):
     def read(self, place: Place = None) -> Iterator[Item[T]]:
         """Yields the elements; a place has the number of the next choice, what has ended, and a place of each part.
 
-        Parts are those of all data sets, also of one without a rate: another start may give it one.
+        There is a part for each data set, also for one without a rate: another start may give it one.
         """
         begun = place or {"number": 0, "ended": [], "parts": [None] * len(self._datasets)}
         number = begun["number"]
@@ -354,10 +354,10 @@ class _Blocks(Derived[Any, Vector]):
             ends_here = _ends_of(item)
             while start < len(vector):
                 stop = min(start + self._size - filled, len(vector))
-                (own,) = _documents_of_parts(ends_here, [stop], start)
+                (of_part,) = _documents_of_parts(ends_here, [stop], start)
                 parts.append(vector[start:stop])
-                documents += item.documents[own]
-                ends.append(np.minimum(ends_here[own], stop) - start + filled)
+                documents += item.documents[of_part]
+                ends.append(np.minimum(ends_here[of_part], stop) - start + filled)
                 filled += stop - start
                 start = stop
                 if filled == self._size:
@@ -450,7 +450,7 @@ def _documents_of_parts(ends: np.ndarray, stops: Sequence[int], start: int = 0) 
     firsts = np.searchsorted(ends, edges[:-1], side="right")
     lasts = np.searchsorted(ends, edges[1:] - 1, side="right")
     if len(ends):
-        # Documents that end together are those of which no end is known: all of them.
+        # Documents without a known end all end together.
         lasts = np.searchsorted(ends, ends[np.minimum(lasts, len(ends) - 1)], side="right") - 1
     return [slice(first, last + 1) for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 

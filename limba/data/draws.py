@@ -29,7 +29,7 @@ class Purpose(enum.IntEnum):
     ROWS = 4  # what an objective hides or splits: the block of rows
     MIXTURE = 5  # the tasks of examples: the group of examples
     SHUFFLE = 6  # the order of a window: the window
-    SEQIO = 7  # the first seed of preprocessors in TensorFlow: 0; that of a source: 1
+    SEQIO = 7  # the first seed of preprocessors in TensorFlow: 0; a source's seed: 1
 
 
 class Words:
@@ -64,7 +64,7 @@ class Words:
 class Draws(NamedTuple):
     """What random numbers depend on beside their purpose and number.
 
-    `name` is that of a task or mixture. `era` is an epoch for the order of documents; for all else it is the first
+    `name` is the name of a task or mixture. `era` is an epoch for the order of documents; for all else it is the first
     epoch of a pass over a changed corpus, and 0 before. `step` counts the steps of a task that draw.
     """
 

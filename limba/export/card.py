@@ -11,7 +11,8 @@ from limba.data.sources.hub_data import hub_name
 from limba.evaluation.summary import plot_loss
 from limba.formats import architectures
 from limba.formats.huggingface import head_scale
-from limba.formats.huggingface_files import Form, extra_ids_in
+from limba.formats.huggingface_files import Form
+from limba.formats.huggingface_tokenizer import extra_ids_in
 from limba.formats.names import Json
 from limba.inference.source import Source
 from limba.storage import hub

@@ -28,7 +28,8 @@ from limba.config.waiting import waiting
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.load import ROWS_MULTIPLE
 from limba.data.vocabulary.pieces import Pieces, few
-from limba.data.vocabulary.published import PublishedVocabulary, read_json
+from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.published_files import read_json
 from limba.data.vocabulary.sentinels import num_sentinels
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.trimmed_files import MODELS, Json, Kept, with_new_ids, write_tokenizer_files
@@ -51,7 +52,7 @@ from limba.storage import lease
 COVERAGE = 0.9999  # of a text's tokens: a rarer piece is cut into others
 RECORD = "trimmed.json"  # in a trimmed folder: the old id of each row
 NUM_COMPARED = 1_000  # documents whose ids are compared before and after
-# Ids that a class of transformers 5.23 has where config.json names none: they have to be written once they change.
+# Ids that a class of transformers 5.23 has where config.json names none: they must be written once they change.
 _OF_T5 = {"pad_token_id": 0, "eos_token_id": 1}
 DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "t5": _OF_T5,
@@ -201,7 +202,7 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
         )
     whole_path = Path(os.path.expanduser(path)).resolve()
     is_part = (folder.parent / "modules.json").exists() and whole_path != Path(folder)
-    if is_part:  # what stands beside the part would be lost, and its vectors would be others
+    if is_part:  # the modules beside the part would be lost, and its vectors would be others
         raise InputError(
             f"{path} has its network in the folder {folder.name}, as early versions of sentence-transformers saved it;"
             " open it with sentence-transformers, save it again, and trim that."
@@ -535,7 +536,7 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
         if name not in written and (folder / name).is_file():
             (out / name).write_bytes(untrusted_files.bytes_of(folder / name))
     # Of sentence-transformers: the poolings, and the layers after them.
-    for file in sorted(folder.glob("*_*/*")):
+    for file in sorted(Path(folder).glob("*_*/*")):
         name = file.relative_to(folder).as_posix()
         if MODULE_FILES.fullmatch(name):
             (out / name).parent.mkdir(exist_ok=True)
@@ -551,7 +552,7 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
 def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence[bytes]) -> int:
     """Returns how many texts have only kept pieces; InputError if one of them has other ids than before.
 
-    What stands around a text, and the ids with a role, are compared too. A word that WordPiece did not know as a whole
+    The ids around a text, and the ids with a role, are compared too. A word that WordPiece did not know as a whole
     may be cut now, so a text with one is not compared.
     """
     if isinstance(before, PublishedVocabulary) and isinstance(now, PublishedVocabulary):

@@ -37,7 +37,7 @@ class RowDocuments:
 def documents_of_step(
     model: str, step: int, stood_out: bool = False, imports: Sequence[str] = ()
 ) -> list[RowDocuments]:
-    """Returns the documents of each row of the batch of a step, by data shard; `stood_out`: of those of the ledger.
+    """Returns the documents of each row of a step's batch, by data shard; `stood_out`: of the ledger's rows only.
 
     The corpus must be the one that the run has read. Steps after the newest checkpoint are read on from it: they are
     what a resumed run will read. Raises InputError for another directory, for a step before the run's text began, for a
@@ -99,7 +99,7 @@ def _places_before(
 ) -> tuple[int, Mapping[int, tuple[ShardPlace, int]]]:
     """Returns the last step whose places are known, and shard -> (place, batches after it that were read too).
 
-    They are those of the step's own stage, and of the last pass over files that have changed; without any the beginning
+    They belong to the step's own stage, and to the last pass over files that have changed; without any, the beginning
     of the stage.
     """
     since = begins  # the text has been read in the present order since this step

@@ -80,10 +80,10 @@ def download(text: str, wanted: Callable[[Sequence[str]], Sequence[str]]) -> Pat
     def asked() -> str:
         """Returns the folder of the newest files; the hub is asked which these are."""
         servers.check_hub()
-        about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
-        names = [entry.rfilename for entry in about.siblings or ()]
+        info = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
+        names = [entry.rfilename for entry in info.siblings or ()]
         chosen = list(wanted(names))
-        if (copy := whole_copy(about.sha, set(names) & set(chosen))) is not None:
+        if (copy := whole_copy(info.sha, set(names) & set(chosen))) is not None:
             return copy
         return huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=chosen, token=token)
 

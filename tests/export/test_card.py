@@ -26,11 +26,11 @@ def source(card: CardConfig) -> Source:
 
 def test_the_run_says_what_the_command_leaves_out() -> None:
     assert _card_config(source(OWN), Choices(), None) == OWN
-    given = CardConfig(language="en,ms", licence="mit")
-    assert _card_config(source(OWN), Choices(card=given), None) == dataclasses.replace(
+    of_run = CardConfig(language="en,ms", licence="mit")
+    assert _card_config(source(OWN), Choices(card=of_run), None) == dataclasses.replace(
         OWN, language="en,ms", licence="mit"
     )
-    assert _card_config(source(CardConfig()), Choices(card=given), None) == given
+    assert _card_config(source(CardConfig()), Choices(card=of_run), None) == of_run
     assert _card_config(dataclasses.replace(source(OWN), run=None), Choices(), None) == CardConfig()
 
 

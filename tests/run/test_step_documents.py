@@ -92,7 +92,7 @@ def test_what_cannot_be_found_is_said(config: RunConfig, tmp_path: Path) -> None
         documents_of_step(config.model_dir, 5, stood_out=True)
     kept = Path(config.model_dir, "positions", "8.json.gz")
     whole = kept.read_bytes()
-    kept.write_bytes(whole[:12] + bytes([whole[12] ^ 255]) + whole[13:])  # which is no OSError of gzip's
+    kept.write_bytes(whole[:12] + bytes([whole[12] ^ 255]) + whole[13:])  # gzip does not raise OSError for it
     with pytest.raises(InputError, match=r"^\S+/positions/8\.json\.gz cannot be read \(.*\); restore it, or "):
         documents_of_step(config.model_dir, 8)
     kept.write_bytes(whole)

@@ -2,7 +2,7 @@
 
 `include 'gin/recipes/continue_{family}.gin'` is such a file (gin/continue.gin). When all files and overrides are read,
 the model at INITIAL_CHECKPOINT_PATH is looked at once: its family names the file, and its network, its vocabulary and,
-of a run of Limba, its objective are set behind that. Whatever stands behind the include sets them otherwise.
+of a run of Limba, its objective are set after that. Whatever follows the include overrides them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Continued:
     @property
     def longest_row(self) -> int | None:
         """The most tokens that the model reads at once; None where it does not say, and for a T5, without a limit."""
-        from limba.data.vocabulary.published import read_json
+        from limba.data.vocabulary.published_files import read_json
 
         network = self.model.model
         if not network.is_decoder_only:

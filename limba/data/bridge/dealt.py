@@ -1,6 +1,6 @@
 """A source of TensorFlow that cannot be divided, such as a function or a streamed data set, for many data shards.
 
-It is opened once a process, and its documents are dealt to the shards: document n of an epoch is that of shard
+It is opened once a process, and its documents are dealt to the shards: document n of an epoch goes to shard
 n % num_shards, as `tf.data.Dataset.shard` has it. Without this, each shard would read the whole source and throw nearly
 all of it away.
 """
@@ -58,13 +58,13 @@ class Undivided:
         self.marks: dict[int, Mark] = {}  # shard -> what it has taken
         self._graph = SharedGraph(self._dataset)
         self._spec = source.element_spec
-        self._kinds = [each for each in _flat(self._spec) if each is not None]
+        self._kinds = [tensor_spec for tensor_spec in _flat(self._spec) if tensor_spec is not None]
         # Texts are passed on as they are: a function of TensorFlow's for each document costs more than all else here.
-        self._are_texts = all(each is not None and _is_text(each) for each in _flat(self._spec))
+        self._are_texts = all(tensor_spec is not None and _is_text(tensor_spec) for tensor_spec in _flat(self._spec))
         rows = source if self._are_texts else source.map(self._row_of)
         self.rounds = rows.batch(self.num_shards)  # a document for each shard; fewer at the end
         self._shards = set[int]()
-        self._openings: list[_Opening] = []  # that of the last call comes last
+        self._openings: list[_Opening] = []  # the last call's opening comes last
         self._lock = threading.Lock()
         self.failure: Exception | None = None  # with which the source has failed: it cannot be read on
 
@@ -73,9 +73,9 @@ class Undivided:
         """Returns whether the documents of a source can wait as bytes; data sets of data sets cannot."""
         import tensorflow as tf
 
-        kinds = [each for each in _flat(source.element_spec) if each is not None]
-        is_content = lambda each: isinstance(each, tf.TensorSpec) and each.dtype not in (tf.variant, tf.resource)
-        return bool(kinds) and all(map(is_content, kinds))
+        kinds = [tensor_spec for tensor_spec in _flat(source.element_spec) if tensor_spec is not None]
+        handles = (tf.variant, tf.resource)
+        return bool(kinds) and all(isinstance(kind, tf.TensorSpec) and kind.dtype not in handles for kind in kinds)
 
     def documents(self, shard: int) -> OfTensorflow:
         """Returns the documents of one shard, as the source has them."""
@@ -137,7 +137,7 @@ class Undivided:
         """Returns the tensors of a document as strings [number of tensors]."""
         import tensorflow as tf
 
-        tensors = [each for each in _flat(document) if each is not None]
+        tensors = [tensor for tensor in _flat(document) if tensor is not None]
         pairs = zip(tensors, self._kinds, strict=True)
         return tf.stack([tensor if _is_text(kind) else tf.io.serialize_tensor(tensor) for tensor, kind in pairs])
 
@@ -194,7 +194,7 @@ class Opened:
         return {name: source.marks[shard] for name, source in self._undivided.items() if shard in source.marks}
 
     def expect(self, shard: int, marks: Mapping[str, Sequence[int]]) -> None:
-        """Has the documents of a shard compared with those of these marks."""
+        """Has the documents of a shard compared with these marks."""
         for name, undivided in self._undivided.items():
             if name in marks:
                 number, checksum = marks[name]
@@ -203,7 +203,7 @@ class Opened:
     def documents(self, task: Task, config: DataConfig, shard: int, seed: int, failure: Failure) -> OfTensorflow:
         """Returns a shard's documents of a task's source: by the source's own shards where it has enough of them.
 
-        `seed` is that of the source's order.
+        `seed` is the seed of the source's order.
         """
         import seqio
 
@@ -219,8 +219,8 @@ class Opened:
         if by_source:
             return OfTensorflow(documents.repeat(config.num_epochs), failure=failure)
         if not Undivided.deals(documents):
-            own = documents.shard(num_shards, shard).repeat(config.num_epochs)
-            return OfTensorflow(own, failure=failure)
+            of_shard = documents.shard(num_shards, shard).repeat(config.num_epochs)
+            return OfTensorflow(of_shard, failure=failure)
         undivided = Undivided(task.name, documents, config, failure)
         self._undivided[task.name] = undivided
         return undivided.documents(shard)
@@ -405,7 +405,7 @@ def _is_text(kind: tf.TensorSpec) -> bool:
 
 
 def _flat(structure: object) -> Sequence[Any]:
-    """Returns the tensors, or their specs, in a document: those of ragged and sparse ones too."""
+    """Returns the tensors, or their specs, in a document, also the parts of ragged and sparse tensors."""
     import tensorflow as tf
 
     return tf.nest.flatten(structure, expand_composites=True)

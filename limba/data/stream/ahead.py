@@ -51,11 +51,11 @@ class Ahead:
 
     def _make(self) -> None:
         try:
-            found = 0
+            num_made = 0
             for made in itertools.islice(self._reading, self._at_once):
                 self._made.append(made)
-                found += 1
-            if not found:
+                num_made += 1
+            if not num_made:
                 self._made.append(None)
             self._at_once = self.shard.recipe.batches_at_once
         except BaseException as error:

@@ -34,7 +34,7 @@ FETCHED_ROWS = 32  # rows that are made at once
 class ShardPlace(NamedTuple):
     """Where a shard is: the batches given so far, what was read for them, and the place of its rows.
 
-    `batches_before` and `tokens_before` are those of passes over other files than now. `epochs` and `tokens` are by
+    `batches_before` and `tokens_before` come from passes over other files than now. `epochs` and `tokens` are by
     task; tokens are counted in a mixture. `marks` are, of each source of others that is dealt, the number of documents
     that were taken and their checksum.
     """

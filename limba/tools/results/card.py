@@ -45,7 +45,7 @@ def languages(card: Path) -> list[str]:
 
 
 def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]) -> None:
-    """Writes the figures of a model into a card, in the place of those that the suite had there before."""
+    """Writes the figures of a model into a card, replacing the suite's earlier ones."""
     old_card = read(card)
     data = old_card.data
     assert isinstance(data, huggingface_hub.ModelCardData), "what ModelCard reads"

@@ -26,7 +26,7 @@ class Comparison(NamedTuple):
 
 
 def resamples(documents: Sequence[str], protocol: Protocol) -> np.ndarray:
-    """Returns how often each example stands in each resample, [R, N]: documents are drawn, with all their examples.
+    """Returns how often each example is in each resample, [R, N]: documents are drawn, with all their examples.
 
     Efron & Tibshirani 1993, chapter 8; the seed is fixed, so that all models have the same resamples.
     """

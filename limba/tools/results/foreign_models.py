@@ -42,14 +42,10 @@ class OpenModel:
             config_dict, _ = transformers.PreTrainedConfig.get_config_dict(path, revision=revision or "main")
         kind = config_dict.get("model_type")
         if kind not in transformers.CONFIG_MAPPING:
-            code = (
-                "needs code of its own, which is never run"
-                if "auto_map" in config_dict
-                else "is of no kind that it has"
-            )
+            own_code = ", so it needs code of its own, which is never run" if "auto_map" in config_dict else ""
             raise InputError(
                 f"{name} cannot be fine-tuned: its config.json has the model_type {kind!r}, which transformers"
-                f" {transformers.__version__} does not have, so it {code}; give a model of transformers' own classes."
+                f" {transformers.__version__} does not have{own_code}; give a model of transformers' own classes."
             )
         with self._reading():
             self.config = transformers.AutoConfig.from_pretrained(path, **self._options)

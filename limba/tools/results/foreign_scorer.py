@@ -328,7 +328,7 @@ class ForeignScorer:
         """Returns the ids of a text, and which of them begin a word, by the rule of `TrainedModel.log_likelihoods`.
 
         A word begins after a space, and with each piece that a letter of a script without spaces begins. Pieces of
-        single bytes of a letter go on with what stands before them.
+        single bytes of a letter continue the word before them.
         """
         text = _whole_letters(text)
         if not self.tokenizer.is_fast:  # one that tells no places: a piece of BERT's that goes on says so

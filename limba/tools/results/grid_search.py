@@ -14,7 +14,7 @@ Get = Callable[[str, Setting, int, Compute], Outcome]  # the part, the setting, 
 
 
 class Found(NamedTuple):
-    """The outcomes of the seeds, and the sentences that stand beside their figures."""
+    """The outcomes of the seeds, and the notes beside their figures."""
 
     outcomes: list[Outcome]
     notes: list[str]
@@ -34,7 +34,7 @@ def num_of_search(protocol: Protocol) -> int:
 def learned(runs: FineTuning, label: str, is_random: bool, seeds: Sequence[int], protocol: Protocol, get: Get) -> Found:
     """Returns the test figures of each seed at the setting with the best figure on the development part.
 
-    The search has the seed 0, which is none of `seeds`; it never sees the test part.
+    The search has the seed 0, which is not in `seeds`; it never sees the test part.
     """
     tried = dict[Setting, Outcome]()
     if num_of_search(protocol) == 0:

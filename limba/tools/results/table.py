@@ -86,7 +86,7 @@ class Table:
                 cells[best] = cells[best]._replace(is_best=True)
 
     def _lines(self, bold: tuple[str, str]) -> Iterator[list[str]]:
-        """Yields the head, and a line for each cell; a task and a figure stand in the first of their lines only."""
+        """Yields the head, and a line for each cell; a task and a figure are named in the first of their lines only."""
         share = f"{100 * PROTOCOL.confidence:g}%"
         yield ["task", "figure", "model", "mean", f"{share} over examples", f"{share} over seeds", "seeds", "protocol"]
         before = ("", "")

@@ -116,7 +116,7 @@ class Learned:
         kept = [example for example in train if example.letters not in others]
         if not kept:
             raise InputError(f"Each example of {self.train} is in another part of {self.name} too; name other files.")
-        of_training = kept if self.dev else [*kept, *dev]  # a rare label may stand in the tenth that was drawn
+        of_training = kept if self.dev else [*kept, *dev]  # a rare label may be in the tenth that was drawn
         known = set[str]().union(*(self.labels(example) for example in of_training))
         for example in (*test, *dev):
             if new := sorted(self.labels(example) - known):
@@ -275,9 +275,10 @@ class Tagged(Learned):
         """Yields (where, words, tags, document) of each sentence."""
         if files.layout_of(path).startswith(files.OBJECTS):
             first = next(files.rows(path, ()), ("", {}))[1]
-            is_other = lambda given: isinstance(given, int) or (given not in first and isinstance(self, NamedEntities))
-            given = ((self.tokens, "tokens"), (self.tags, self.usual))
-            columns = [usual if is_other(name) else str(name) for name, usual in given]
+            are_entities = isinstance(self, NamedEntities)
+            is_other = lambda column: isinstance(column, int) or (column not in first and are_entities)
+            chosen = ((self.tokens, "tokens"), (self.tags, self.usual))
+            columns = [usual if is_other(name) else str(name) for name, usual in chosen]
             for where, row, document in files.documents(path, columns):
                 tokens, tags = map(row.get, columns)
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
@@ -332,8 +333,8 @@ class PartOfSpeech(Tagged):
 
     def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
         of_words: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        for each in parts.train:
-            for word, tag in zip(each.texts, each.tags, strict=True):
+        for sentence in parts.train:
+            for word, tag in zip(sentence.texts, sentence.tags, strict=True):
                 of_words[word][tag] += 1
         usual = {word: tags.most_common(1)[0][0] for word, tags in of_words.items()}
         baselines = super().floors(parts)
