@@ -220,6 +220,32 @@ def test_a_shuffle_reads_a_window_and_then_one_element_for_each() -> None:
 
 
 @pytest.mark.core
+def test_documents_that_are_tokenized_at_once_give_the_same_vectors_and_places() -> None:
+    calls: list[int] = []
+
+    def tokenize(documents: list[dict[str, bytes]]) -> list[np.ndarray]:
+        calls.append(len(documents))
+        return [np.frombuffer(document["text"], np.uint8).astype(np.int32) for document in documents]
+
+    def vectors(tokens_at_once: int) -> Dataset:
+        documents = texts(200)  # of 30 tokens each, about
+        documents.tokens_at_once = tokens_at_once
+        return documents.tokens(tokenize, 4)
+
+    whole = list(vectors(0).read())
+    assert calls == [4] * 50
+    calls.clear()
+    at_once = list(vectors(1_000).read())
+    # Twice as many until they are half of the tokens that are wanted, and fewer after a call that makes more.
+    assert calls[:4] == [4, 8, 16, 32] and max(calls) == 32 and sum(calls) == 200
+    assert [plain(item) for item in at_once] == [plain(item) for item in whole]
+    assert [item.place for item in at_once] == [item.place for item in whole]
+    for number in (0, 1, 4, 30):
+        following = [plain(item) for item in vectors(1_000).read(at_once[number].place)]
+        assert following == [plain(item) for item in whole[number + 1 :]]
+
+
+@pytest.mark.core
 def test_a_mixture_gives_all_of_its_parts() -> None:
     """As many of each as it has, in order; its choices are by the rates as long as none has ended."""
     sizes = (3, 0, 4000, 800)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gzip
 import itertools
 import json
 from collections.abc import Sequence
@@ -232,6 +233,27 @@ def test_a_preprocessor_of_ones_own_gives_candidates(tmp_path: Path) -> None:
     )
     documents = check(config_of(task, vocabulary=None), (1, 2, 60), is_exact=False)
     assert len({document.text for document in documents}) < 1000  # those near the batch, not the corpus
+
+
+def test_a_document_far_inside_a_file_is_named_only_without_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard has a limit, since the run waits for it."""
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 4_096)
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write(f"{'word ' * 100}\n" * 200)
+    config = config_of("demo_span_corruption", data_files=str(tmp_path / "a.txt.gz"), shuffle=False)
+    task = resolve_task(config)
+    lengths = derive_lengths(task, config.task_feature_lengths)
+    last_chunk = 0
+    with contextlib.closing(open_stream(task, lengths, config, [1])) as stream:
+        while last_chunk < 2:
+            next(stream)
+            documents = stream.documents()
+            last_chunk = max(document.chunk for document in documents.by_shard[1][0])
+    assert documents.of_row(1, 0, most_chunks=2) == documents.of_row(1, 0)
+    with pytest.raises(InputError, match=r"one of them lies behind 0 MB of \S+/a.txt.gz, which is read from its"):
+        documents.of_row(1, 0, most_chunks=1)
 
 
 def test_readers_and_hosts_and_a_resumed_stream_name_the_same_documents(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ all of it away.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import tempfile
 import threading
@@ -54,8 +55,10 @@ class Undivided:
         self.num_epochs = config.num_epochs
         self._failure_of = failure
         self._refuses_others = config.on_changed_corpus == "refuse"
-        self._expected: dict[int, Mark] = {}  # shard -> what it had taken at the position that it resumes from
-        self.marks: dict[int, Mark] = {}  # shard -> what it has taken
+        # shard -> number of documents -> their checksum, of what it had taken at the position that it resumes from
+        self._expected: dict[int, dict[int, int]] = {}
+        self._num_same: dict[int, int] = {}  # shard -> the documents that were the same as before
+        self.marks: dict[int, tuple[Mark, ...]] = {}  # shard -> what it has taken: the first 1, 2, 4, …, and all
         self._graph = SharedGraph(self._dataset)
         self._spec = source.element_spec
         self._kinds = [tensor_spec for tensor_spec in _flat(self._spec) if tensor_spec is not None]
@@ -85,23 +88,27 @@ class Undivided:
             shared.dataset(), failure=lambda error: self.failure or self._failure_of(error), shared=shared
         )
 
-    def expect(self, shard: int, mark: Mark) -> None:
-        """Has the documents of a shard compared with those that it took before it was stopped."""
-        self._expected[shard] = mark
+    def expect(self, shard: int, marks: Mapping[int, int]) -> None:
+        """Has the documents of a shard compared with those that it took before it was stopped: number -> checksum."""
+        self._expected[shard] = dict(marks)
 
     def compare(self, shard: int, mark: Mark) -> None:
         """Notes what a shard has taken; InputError if they are other documents than it took before."""
         number, checksum = mark
-        if number > self.marks.get(shard, (0, 0))[0]:
-            self.marks[shard] = mark
-        if number != self._expected.get(shard, (0, 0))[0]:
+        noted = self.marks.get(shard, ())
+        if not noted or number > noted[-1][0]:
+            self.marks[shard] = (*noted[: (number - 1).bit_length()], mark)
+        expected = self._expected.get(shard, {}).pop(number, None)
+        if expected is None:
             return
-        _, expected = self._expected.pop(shard)
         if checksum == expected:
+            self._num_same[shard] = number
             return
+        del self._expected[shard]  # all that follow differ too
         sentence = (
-            f"The source of task {self.name} gives other documents than this run has read: one of the first"
-            f" {number * self.num_shards:,} is not the same"
+            f"The source of task {self.name} gives other documents than this run has read: the first other one is among"
+            f" documents {self._num_same.get(shard, 0) + 1:,} to {number:,} of data shard {shard}, which takes one in"
+            f" {self.num_shards}"
         )
         if self._refuses_others:
             raise InputError(
@@ -189,16 +196,21 @@ class Opened:
         """Returns whether the source of a task is open, and is dealt to the shards."""
         return task in self._undivided
 
-    def marks(self, shard: int) -> dict[str, Mark]:
-        """Returns task -> what a shard has taken, of the sources that are dealt."""
-        return {name: source.marks[shard] for name, source in self._undivided.items() if shard in source.marks}
+    def marks(self, shard: int) -> dict[str, list[int]]:
+        """Returns task -> the marks of what a shard has taken, one after another, of the sources that are dealt."""
+        return {
+            name: [*itertools.chain.from_iterable(source.marks[shard])]
+            for name, source in self._undivided.items()
+            if shard in source.marks
+        }
 
     def expect(self, shard: int, marks: Mapping[str, Sequence[int]]) -> None:
         """Has the documents of a shard compared with these marks."""
         for name, undivided in self._undivided.items():
             if name in marks:
-                number, checksum = marks[name]
-                undivided.expect(shard, (number, checksum))
+                numbers = marks[name][::2]
+                checksums = marks[name][1::2]
+                undivided.expect(shard, dict(zip(numbers, checksums, strict=True)))
 
     def documents(self, task: Task, config: DataConfig, shard: int, seed: int, failure: Failure) -> OfTensorflow:
         """Returns a shard's documents of a task's source: by the source's own shards where it has enough of them.

@@ -8,9 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from limba.data.stream.shard import Made, Shard, ShardPlace
-
-ROWS_AHEAD = 64  # of a shard, at least a batch
+from limba.data.stream.shard import ROWS_AHEAD, Made, Shard, ShardPlace
 
 
 def num_threads(num_shards: int, num_processes: int = 1) -> int:
