@@ -68,7 +68,7 @@ def fastest(args: argparse.Namespace) -> None:
     arrays = *heads, jax.random.normal(of_bias, (args.heads, 2 * length)) if args.bias else None
     ids = jnp.ones((batch, length), jnp.int32)
     mask = Mask(ids, ids, args.causal)
-    own = pallas_gpu.Call.blocks
+    default_blocks = pallas_gpu.Call.blocks
     call = pallas_gpu.Call(length, length, mask.rule, has_wgmma, args.interpret)
 
     def lowered(kernel: str, blocks: pallas_gpu.Blocks) -> jax.stages.Lowered:
@@ -78,27 +78,27 @@ def fastest(args: argparse.Namespace) -> None:
             attended, pull = jax.vjp(attend, query, key, value, diagonals)
             return attended, pull(direction)
 
-        chosen = lambda call, name, query: blocks if name == kernel else own(call, name, query)
+        chosen = lambda call, name, query: blocks if name == kernel else default_blocks(call, name, query)
         with mock.patch.object(pallas_gpu.Call, "blocks", chosen):
             return jax.jit(run).lower(*arrays)
 
     tried = itertools.product(args.queries, args.keys, args.warps, args.stages)
-    sizes = [pallas_gpu.Blocks(*each) for each in tried]
+    sizes = [pallas_gpu.Blocks(*size) for size in tried]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for kernel in [name for name in pallas_gpu.KERNELS if args.bias or name != "to_bias"]:
-            now = own(call, kernel, heads[0])
+            now = default_blocks(call, kernel, heads[0])
             programs = [(blocks, lowered(kernel, blocks)) for blocks in dict.fromkeys([now, *sizes])]
-            waiting = [(blocks, pool.submit(each.compile)) for blocks, each in programs]
+            waiting = [(blocks, pool.submit(lowered_step.compile)) for blocks, lowered_step in programs]
             wanted = None
             times = {}
             for blocks, compiling in waiting:
                 try:
                     run = compiling.result()
-                    found = jax.tree.leaves(run(*arrays))
+                    outputs = jax.tree.leaves(run(*arrays))
                 except jax.errors.JaxRuntimeError:  # more shared memory than there is
                     continue
-                wanted = wanted or found
-                apart = [jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)) for a, b in zip(found, wanted, strict=True)]
+                wanted = wanted or outputs
+                apart = [jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)) for a, b in zip(outputs, wanted, strict=True)]
                 if max(apart) < LIKE:
                     times[blocks] = 1e3 * seconds(lambda run=run: run(*arrays), args.calls)
             for blocks in sorted(times, key=times.__getitem__)[: args.shown]:
@@ -119,7 +119,7 @@ def compiled(args: argparse.Namespace) -> None:
 
     topology = topologies.topology(args.topology, "--topology=")
     if topology.platform != "gpu" or topology.kind not in nvidia.CARDS:
-        raise InputError(f"--topology={args.topology} is no card that is described; give {', '.join(nvidia.CARDS)}.")
+        raise InputError(f"--topology={args.topology} is not a card that is described; give {', '.join(nvidia.CARDS)}.")
     with tempfile.TemporaryDirectory() as dump:
         devices = nvidia.topology_devices(f"{topology.kind}-1", dump)
         has_wgmma = 9 <= compute_capability(devices[0]) < 10
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> None:
     for name, value in {"batch": 64, "length": 512, "heads": 12, "width": 64, "calls": 8, "shown": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, values in {"queries": "64,128", "keys": "32,64,128", "warps": "4,8", "stages": "1,2,3"}.items():
-        parser.add_argument(f"--{name}", default=values, type=lambda text: [int(each) for each in text.split(",")])
+        parser.add_argument(f"--{name}", default=values, type=lambda text: [int(number) for number in text.split(",")])
     parser.add_argument("--bias", action=argparse.BooleanOptionalAction, default=True, help="T5's relative bias")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--interpret", action="store_true", help="without a card")

@@ -12,7 +12,7 @@ step beside its compiled account, a run that is killed and resumed, and its expo
 
 FOLDER/PART.json has a part's commands with their seconds, exit codes and figures, the device and jax's version;
 FOLDER/card.md has the figures as a table. Both are written after each command, and a command that has ended is not run
-again: the same call goes on with what is left. Ends with 1 if a command has failed.
+again: the same call goes on with the rest. Ends with 1 if a command has failed.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Card:
     @property
     def topology(self) -> str:
         """The name of these devices among those that a step can be compiled for, which need not be here."""
-        found = topologies.of_devices(self.kind, self.number)
-        can_compile = found is not None and (found.platform == "tpu" or found.kind in nvidia.CARDS)
-        return found.name if found is not None and can_compile else "cpu-1"
+        topology = topologies.of_devices(self.kind, self.number)
+        can_compile = topology is not None and (topology.platform == "tpu" or topology.kind in nvidia.CARDS)
+        return topology.name if topology is not None and can_compile else "cpu-1"
 
     def program(self, name: str, *flags: str, **values: object) -> list[str]:
         """Returns the command of one of these programs, with tiny sizes if this is a dry run."""
@@ -102,8 +102,8 @@ def _steps(size: str, batches: Mapping[str, int], **choices: object) -> Callable
     """Returns the part that times a step with each of these kinds of remat, at its batch."""
 
     def commands(card: Card) -> Commands:
-        each = [{"size": size, "batch": batch, "remat": remat, **choices} for remat, batch in batches.items()]
-        return {", ".join(f"{name} {value}" for name, value in one.items()): card.step(**one) for one in each}
+        variants = [{"size": size, "batch": batch, "remat": remat, **choices} for remat, batch in batches.items()]
+        return {", ".join(f"{name} {value}" for name, value in one.items()): card.step(**one) for one in variants}
 
     return commands
 
@@ -149,12 +149,12 @@ def _torch(card: Card) -> Commands:
 def _encoder(card: Card) -> Commands:
     """Returns a step of ModernBERT base with its windows, 30 % of 1,024 tokens masked."""
     shape = {"targets": 1024, "predicted": 320, "dtype": "bfloat16", "optimizer": "adamw"}
-    each = {"none": 32, "minimal": 64}
+    batches = {"none": 32, "minimal": 64}
     return {
         f"modernbert base, batch {batch}, remat {remat}": card.step(
             **{**shape, "family": "modernbert", "size": "base", "batch": batch, "remat": remat}
         )
-        for remat, batch in each.items()
+        for remat, batch in batches.items()
     }
 
 
@@ -344,12 +344,12 @@ def _commands(card: Card, part: str, parts: Mapping[str, Callable[[Card], Comman
 def _run(card: Card, part: str, commands: Commands, device: Mapping[str, str], seconds: float) -> bool:
     """Runs the commands of a part that have not ended yet, in so many seconds; returns whether all have.
 
-    Its file and the table are written after each command. One that the call's end cuts off is no failure, unless it had
-    nearly all of the call.
+    Its file and the table are written after each command. A command that the call's end cuts off has not failed, unless
+    it had nearly all of the call.
     """
     end = time.monotonic() + seconds
     done = _done(card.folder, part)
-    runs = done["runs"] if done.get("platform") == device["platform"] else {}  # not those of a dry run
+    runs = done["runs"] if done.get("platform") == device["platform"] else {}  # not a dry run's
     for what, command in commands.items():
         left = end - time.monotonic()
         if what in runs:
@@ -392,8 +392,8 @@ def main(argv: Sequence[str]) -> int:
     probe = ran([sys.executable, "-c", DEVICE], args.seconds, bool(args.dry_run))
     device = probe["figures"]
     if probe["wrong"] or (device["platform"] not in PARTS and not args.dry_run):
-        found = probe["wrong"] or device["device"]
-        raise InputError(f"jax sees neither a GPU nor a TPU here ({found}); --dry_run tries the commands.")
+        seen = probe["wrong"] or device["device"]
+        raise InputError(f"jax sees neither a GPU nor a TPU here ({seen}); --dry_run tries the commands.")
     device = {**device, "as": args.dry_run or device["platform"]}
     there = PARTS[_kind(device)]
     parts = args.parts.split(",") if args.parts else list(there)

@@ -73,7 +73,7 @@ COMPILERS = {
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_choices(parser, size="base", batch=128, dtype="bfloat16", remat="minimal", scan=True)
-    parser.add_argument("--topology", default="v4-8", choices=[each.name for each in topologies.topologies()])
+    parser.add_argument("--topology", default="v4-8", choices=[topology.name for topology in topologies.topologies()])
     parser.add_argument("--average", type=float, help="decay of EvaluationConfig.average")
     parser.add_argument("--gradient_reduce_dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--logits", default="auto", choices=["auto", "whole", "chunked"])
@@ -248,7 +248,7 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
 
 def _lower(traced: Any, topology: topologies.Topology) -> Any:
     """Returns the traced step in StableHLO, for the platform of the topology."""
-    # A card is described and not here, so jax has to be told what to lower for.
+    # The card is only described, not present, so jax must be told what to lower for.
     platforms = ("cuda",) if topology.platform == "gpu" else None
     return traced.lower(lowering_platforms=platforms)
 
@@ -271,7 +271,7 @@ def with_sorted_sets(text: str) -> str:
     >>> with_sorted_sets("names=frozenset({'dense', 'attended'}))")
     "names=frozenset({'attended', 'dense'}))"
     """
-    return SET.sub(lambda found: "frozenset({" + ", ".join(sorted(found[1].split(", "))) + "})", text)
+    return SET.sub(lambda match: "frozenset({" + ", ".join(sorted(match[1].split(", "))) + "})", text)
 
 
 def _version(package: str) -> str:

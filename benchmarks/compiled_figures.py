@@ -74,11 +74,11 @@ def traced_program(step: str) -> str:
 
 def compiled(step: str) -> dict[str, Any]:
     """Returns what is recorded of a step, compiled now."""
-    found = json.loads(_run(step, "--json"))
-    figures = {name: found[name] for name in FIGURES if name in found}
+    printed = json.loads(_run(step, "--json"))
+    figures = {name: printed[name] for name in FIGURES if name in printed}
     kept = {"flags": STEPS[step], "figures": figures}
     if step in LANDING:
-        kept["traced_program"] = found["traced_program"]
+        kept["traced_program"] = printed["traced_program"]
     return kept
 
 
@@ -122,7 +122,7 @@ def _change(old: Any, new: Any) -> str:
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser("-m benchmarks.compiled_figures", __doc__ or "", "python")
-    parser.add_argument("--steps", help="names with commas between, or all; default: those of each landing")
+    parser.add_argument("--steps", help="names with commas between, or all; default: the steps of each landing")
     parser.add_argument("--write", action="store_true", help="record the figures of these steps")
     args = parser.parse_args(argv)
     steps = list(LANDING)

@@ -329,8 +329,8 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps(measure_corpora(args.files, args.vocabulary, args.corpora, args.megabytes)))
         return
     if args.only:
-        given = (args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5, args.processes)
-        print(json.dumps(measure(*given)))
+        options = (args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5, args.processes)
+        print(json.dumps(measure(*options)))
         return
     with tempfile.TemporaryDirectory() as directory:
         figures = _compare(args, Path(directory))
@@ -385,11 +385,12 @@ def _compare_shards(what: str, common: Sequence[str]) -> dict[str, Any]:
     """Returns the figures of a task in TensorFlow, alone and with 1 and 16 shards: medians, and their ratios."""
     measured: dict[int, list[dict[str, float]]] = {ALONE: [], 1: [], 16: []}
     for number in range(ROUNDS):
-        for shards, found in measured.items():
-            found.append(_in_fresh_process([*common, f"--only={what}", f"--shards={shards}"]))
-            print(f"round {number + 1} of {ROUNDS}, {shards or 'no'} shards: {found[-1]}", file=sys.stderr)
+        for shards, rounds in measured.items():
+            rounds.append(_in_fresh_process([*common, f"--only={what}", f"--shards={shards}"]))
+            print(f"round {number + 1} of {ROUNDS}, {shards or 'no'} shards: {rounds[-1]}", file=sys.stderr)
     alone, one, sixteen = (
-        {name: float(np.median([each[name] for each in found])) for name in found[0]} for found in measured.values()
+        {name: float(np.median([figures[name] for figures in rounds])) for name in rounds[0]}
+        for rounds in measured.values()
     )
     names = [name for name in one if name != "tokens"]
     return {

@@ -129,8 +129,8 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
         equal[name] = 0
         for start in range(0, len(texts), args.batch):
             ids, mask = (encoded[key][start : start + args.batch] for key in ("input_ids", "attention_mask"))
-            given = ProgramInputs(jnp.asarray(ids.numpy(), jnp.int32), banned)
-            ours = np.asarray(generate(Plan(model, chosen), params, given).tokens[:, 0])
+            inputs = ProgramInputs(jnp.asarray(ids.numpy(), jnp.int32), banned)
+            ours = np.asarray(generate(Plan(model, chosen), params, inputs).tokens[:, 0])
             with torch.inference_mode():
                 written = theirs.generate(
                     ids, attention_mask=mask, do_sample=False, max_new_tokens=args.tokens, **search
@@ -176,12 +176,12 @@ def main(argv: Sequence[str]) -> None:
         return
     seconds: dict[str, list[float]] = {"limba": [], "torch": []}
     for _ in range(args.rounds):
-        for name, each in seconds.items():
-            each.append(_run(args, name))
+        for name, times in seconds.items():
+            times.append(_run(args, name))
     ratio = statistics.median(t / o for o, t in zip(seconds["limba"], seconds["torch"], strict=True))
-    for name, each in seconds.items():
+    for name, times in seconds.items():
         slower = f"; {ratio:.2f} times Limba's" if name == "torch" else ""
-        print(f"{name:8}{statistics.median(each):7.2f} s (rounds {', '.join(f'{s:.2f}' for s in each)}){slower}")
+        print(f"{name:8}{statistics.median(times):7.2f} s (rounds {', '.join(f'{s:.2f}' for s in times)}){slower}")
 
 
 if __name__ == "__main__":

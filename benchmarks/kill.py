@@ -2,6 +2,7 @@
 
     python -m benchmarks.kill --times=20
     python -m benchmarks.kill --times=20 --lm --corpus='ja/*.jsonl.gz'
+    python -m benchmarks.kill --times=4 --steps=80 --with=readers,stages    # made and read in other ways
 
 A run like the demo's (real text, shuffled, dropout on), or a language model's (documents packed, a vocabulary that the
 run trains itself), is started as 1, 2 or 4 processes joined by jax.distributed on CPU, killed with SIGKILL, and
@@ -11,6 +12,7 @@ that is never killed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -41,28 +43,55 @@ SMALL = (
     "--gin.CHECKPOINTS_KEPT=2",
     "--gin.DROPOUT_RATE=0.1",
 )
-# `limba train`, with a line "shard batch hash" for all rows that a process takes from its stream; at the batch STUCK_AT
-# it stands still.
+# `limba train`, with a line "shard batch hash" for all rows that a process takes from its stream, whatever that is made
+# of; at the batch STUCK_AT it stands still.
 RECORDING = """
 import hashlib, os, sys, time
 from limba.config import environment
 environment.set_variables()
 with environment.quiet_imports():
-    from limba.data.stream import streams
+    from limba.data.stream import stages
     from limba.cli.main import main
-taken = streams.TrainStream.__next__
-def recorded(stream):
-    rows = taken(stream)
-    while str(stream.batch) == os.environ.get("STUCK_AT"):
-        time.sleep(1)
-    with open(os.environ["HASHES"], "a") as file:
-        for shard, part in rows.items():
-            digest = hashlib.blake2b(b"".join(part[name].tobytes() for name in sorted(part)), digest_size=8).hexdigest()
-            file.write(f"{shard} {stream.batch} {digest}\\n")
-    return rows
-streams.TrainStream.__next__ = recorded
+def record(kind):
+    begin = kind.begin
+    taken = kind.__next__
+    def begin_and_count(stream, step, positions=None):
+        stream.batch_taken = step
+        begin(stream, step, positions)
+    def taken_and_recorded(stream):
+        rows = taken(stream)
+        stream.batch_taken += 1
+        while str(stream.batch_taken) == os.environ.get("STUCK_AT"):
+            time.sleep(1)
+        with open(os.environ["HASHES"], "a") as file:
+            for shard, part in rows.items():
+                content = b"".join(part[name].tobytes() for name in sorted(part))
+                digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+                file.write(f"{shard} {stream.batch_taken} {digest}\\n")
+        return rows
+    kind.begin = begin_and_count
+    kind.__next__ = taken_and_recorded
+opened = stages.open_stages
+kinds = set()
+def recorded(*arguments):
+    stream = opened(*arguments)
+    if type(stream) not in kinds:
+        kinds.add(type(stream))
+        record(type(stream))
+    return stream
+stages.open_stages = recorded
 sys.exit(main(["train", *sys.argv[1:]]))
 """
+# What --with adds to the demo's run: the ways in which rows are made and read.
+CHOICES = {
+    "readers": ["--gin.config.DataConfig.num_reader_processes=2"],
+    "mixture": ["--gin.MIXTURE_OR_TASK_NAME='killed_mixture'", "--gin.CORPUS=None"],
+    "function": ["--gin.MIXTURE_OR_TASK_NAME='killed_function'", "--gin.CORPUS=None"],
+    "stages": ["--gin.config.DataConfig.stages=((25, 'killed_mixture'), (50, 'killed_spans'))"],
+    "packing": ["--gin.PACK=True"],
+    "epochs": ["--gin.config.DataConfig.num_epochs=3", "--gin.MAX_EXAMPLES=100"],
+    "window": ["--gin.config.DataConfig.shuffle_buffer=32"],
+}
 
 
 def environments(hosts: int, hashes: Path) -> list[dict[str, str]]:
@@ -175,6 +204,9 @@ def compare(times: int, steps: int, seed: int, hosts: Sequence[int], arguments: 
             raise InputError(f"Of {len(expected)} batches {len(wrong)} differ and {len(missing)} are missing.")
         losses = losses_in(whole)
         again = losses_in(killed)
+        if {*hosts} == {one} and losses != again:  # on another number of hosts sums are added in another order
+            others = [step for step in losses if again.get(step) != losses[step]]
+            raise InputError(f"All batches are the same, and the losses of {len(others)} steps differ: {others[:5]}.")
         return {
             "kills": kills,
             "hosts": sorted(set(hosts_in_turn)),
@@ -198,6 +230,19 @@ def demo_arguments(corpus: str, vocabulary: str) -> list[str]:
         "--gin.TASK_FEATURE_LENGTHS={'inputs': 64}",
         *SMALL,
     ]
+
+
+def chosen_arguments(names: Sequence[str], corpus: str, vocabulary: str, directory: Path) -> list[str]:
+    """Returns what the choices of `--with` add to a run over these files; its processes find the tasks by variables."""
+    if not names:
+        return []
+    os.environ["KILL_CORPUS"] = corpus
+    os.environ["KILL_VOCABULARY"] = vocabulary
+    if "function" in names:
+        os.environ["KILL_FUNCTION"] = "1"
+    imports = directory / "tasks.gin"
+    imports.write_text("from __gin__ import dynamic_registration\nfrom benchmarks import kill_tasks\n")
+    return [f"--gin_file={imports}", *itertools.chain.from_iterable(CHOICES[name] for name in names)]
 
 
 def language_model_arguments(corpus: str) -> list[str]:
@@ -224,12 +269,20 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--lm", action="store_true", help="a decoder-only language model instead of a T5")
+    parser.add_argument("--with", dest="choices", default="", help=f"of the demo's run: some of {','.join(CHOICES)}")
     parser.add_argument("--corpus", help="text files; default: Python's language reference")
     args = parser.parse_args(argv)
     if args.times < 0 or args.steps < 1:
         raise InputError("Kills and steps must be whole numbers, steps above 0.")
     if set(args.hosts.split(",")) - {"0", "1", "2", "4"}:
         raise InputError(f"--hosts is {args.hosts!r}; give some of 0,1,2,4.")
+    choices = args.choices.split(",") if args.choices else []
+    if unknown := set(choices) - set(CHOICES):
+        raise InputError(f"--with is {args.choices!r}, and {min(unknown)} is none; give some of {','.join(CHOICES)}.")
+    if choices and args.lm:
+        raise InputError(
+            "--with chooses how the demo's rows are made, and --lm trains on others; leave out one of them."
+        )
     hosts = [int(number) for number in args.hosts.split(",")]
     with tempfile.TemporaryDirectory() as directory:
         with environment.quiet_imports():
@@ -246,6 +299,7 @@ def main(argv: Sequence[str]) -> None:
             vocabulary = f"{directory}/vocabulary.model"
             train_vocabulary(source_of_files(corpus, "text", 0.0).texts("train"), 800, vocabulary)
             arguments = demo_arguments(corpus, vocabulary)
+            arguments += chosen_arguments(choices, corpus, vocabulary, Path(directory))
         print(json.dumps(compare(args.times, args.steps, args.seed, hosts, arguments)))
 
 

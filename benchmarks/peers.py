@@ -178,9 +178,9 @@ def main(argv: Sequence[str]) -> None:
     if args.json:
         print(json.dumps({"seconds_per_step": seconds, "times_slower_than_limba": ratios}))
         return
-    for name, each in seconds.items():
+    for name, times in seconds.items():
         slower = f"; {statistics.median(ratios[name]):.2f} times Limba's" if name in ratios else ""
-        print(f"{name:8}{statistics.median(each):7.2f} s/step (rounds {', '.join(f'{s:.2f}' for s in each)}){slower}")
+        print(f"{name:8}{statistics.median(times):7.2f} s/step (rounds {', '.join(f'{s:.2f}' for s in times)}){slower}")
 
 
 if __name__ == "__main__":

@@ -60,37 +60,37 @@ def table(args: argparse.Namespace) -> None:
     """Compiles the missing programs, and prints the table."""
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    for place in args.topologies.split(","):
+    for chip in args.topologies.split(","):
         for name in args.models.split(","):
-            path = out / f"{name}.{place}.json"
+            path = out / f"{name}.{chip}.json"
             if path.exists():
                 continue
             run = run_of(name)
-            found = compiled_step(compiler.stand_in(run, topology(place)), compiler.feature_shapes(run), place)
-            if "failed" in found:
-                print(f"{name} on {place}: {found['failed']}", file=sys.stderr, flush=True)
+            figures = compiled_step(compiler.stand_in(run, topology(chip)), compiler.feature_shapes(run), chip)
+            if "failed" in figures:
+                print(f"{name} on {chip}: {figures['failed']}", file=sys.stderr, flush=True)
                 continue
-            path.write_text(json.dumps(found))
-            print(f"{name} on {place}: {cell(out, name, place)}", file=sys.stderr, flush=True)
+            path.write_text(json.dumps(figures))
+            print(f"{name} on {chip}: {cell(out, name, chip)}", file=sys.stderr, flush=True)
     places = args.topologies.split(",")
-    print("| model | " + " | ".join(f"{place}, {limit_bytes(topology(place)) / 2**30:.2f}" for place in places))
+    print("| model | " + " | ".join(f"{column}, {limit_bytes(topology(column)) / 2**30:.2f}" for column in places))
     print("| --- " * (len(places) + 1) + "|")
     for name in args.models.split(","):
-        print(f"| {name} | " + " | ".join(cell(out, name, place) for place in places) + " |")
+        print(f"| {name} | " + " | ".join(cell(out, name, column) for column in places) + " |")
 
 
-def cell(out: Path, name: str, place: str) -> str:
+def cell(out: Path, name: str, chip: str) -> str:
     """Returns a cell's text: fits or not, GiB a device, the compilation's processor seconds, the arithmetic's share."""
-    path = out / f"{name}.{place}.json"
+    path = out / f"{name}.{chip}.json"
     if not path.exists():
         return "not compiled"
-    found = json.loads(path.read_text())
-    said = "fits" if compiler.fits(found, topology(place)) else "**does not fit**"
-    cycles = f", {found['fusion_cycles'] / 1e6:.0f} M + kernels" if found.get("fusion_cycles") else ""
-    live = device_bytes(found)
+    figures = json.loads(path.read_text())
+    said = "fits" if compiler.fits(figures, topology(chip)) else "**does not fit**"
+    cycles = f", {figures['fusion_cycles'] / 1e6:.0f} M + kernels" if figures.get("fusion_cycles") else ""
+    live = device_bytes(figures)
     run = PlannedRun(run_of(name))
-    ratio = arithmetic.memory(run, topology(place)).total / live
-    return f"{said}, {live / 2**30:.2f}{cycles} ({found['cpu_seconds']:.0f} s); {ratio:.2f}"
+    ratio = arithmetic.memory(run, topology(chip)).total / live
+    return f"{said}, {live / 2**30:.2f}{cycles} ({figures['cpu_seconds']:.0f} s); {ratio:.2f}"
 
 
 def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float]]:
@@ -154,10 +154,11 @@ def verdict(args: argparse.Namespace) -> None:
         began = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         took = {"seconds": time.perf_counter() - began, "cpu_seconds": _child_seconds() - before}
-    sections = {each["title"]: each for each in json.loads(done.stdout)["sections"]}
-    if "live_bytes" not in (found := sections["Memory and speed"]["data"]):
+    sections = {section["title"]: section for section in json.loads(done.stdout)["sections"]}
+    figures = sections["Memory and speed"]["data"]
+    if "live_bytes" not in figures:
         raise RuntimeError(sections["Memory and speed"]["lines"])
-    gib = {"compiled": device_bytes(found), "arithmetic": sections["Estimate"]["data"]["live_bytes"]}
+    gib = {"compiled": device_bytes(figures), "arithmetic": sections["Estimate"]["data"]["live_bytes"]}
     print(json.dumps({**took, "gib": {name: size / 2**30 for name, size in gib.items()}}))
 
 

@@ -97,7 +97,8 @@ def counterpart(line: str, printed: Sequence[str]) -> str | None:
     for other in reversed(printed):
         if form(other) == wanted:
             return other
-        if line.endswith(CUT) and (cut := _beginning(other, wanted)) is not None:
+        cut = _beginning(other, wanted) if line.endswith(CUT) else None
+        if cut is not None:
             return cut + CUT
     return None
 
@@ -108,9 +109,9 @@ def shown_of(line: str, printed: Sequence[str]) -> str | None:
     >>> shown_of("Loss 9 to 2", ["Loss 8 to 1", "Another one learns to", "Loss 7 to 0"])
     'Loss 8 to 1'
     """
-    second = next((place for place, other in enumerate(printed) if other.startswith(SECOND)), len(printed))
-    found = counterpart(line, printed[:second])
-    return counterpart(line, printed[second:]) if found is None else found
+    second = next((index for index, other in enumerate(printed) if other.startswith(SECOND)), len(printed))
+    in_first = counterpart(line, printed[:second])
+    return counterpart(line, printed[second:]) if in_first is None else in_first
 
 
 def _beginning(line: str, wanted: str) -> str | None:
@@ -132,14 +133,14 @@ def _write(**measured: object) -> None:
 
 def hits(printed: Sequence[str]) -> float:
     """Returns the percentage of gaps whose hidden word the demo's model finds, from what the demo prints."""
-    (found,) = HITS.findall("\n".join(printed))
-    return float(found[0])
+    (percentages,) = HITS.findall("\n".join(printed))
+    return float(percentages[0])
 
 
 def floor(printed: Sequence[str]) -> float:
     """Returns the percentage of those gaps whose hidden word is one of the five commonest words of the text."""
-    (found,) = FLOOR.findall("\n".join(printed))
-    return float(found)
+    (percentage,) = FLOOR.findall("\n".join(printed))
+    return float(percentage)
 
 
 def num_rows(printed: Sequence[str]) -> int:
@@ -197,11 +198,11 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser("-m benchmarks.readme", __doc__ or "", "python")
     parser.add_argument("--seeds", metavar="1,2", help="other seeds of the demo, instead of its own run")
     parser.add_argument("--proposal", action="store_true", help="what limba new proposes, instead of the demo")
-    given = parser.parse(argv)
-    if given.proposal:
+    args = parser.parse(argv)
+    if args.proposal:
         return _propose()
-    if given.seeds:
-        return _try_seeds(given.seeds.split(","))
+    if args.seeds:
+        return _try_seeds(args.seeds.split(","))
     return _run_demo()
 
 
@@ -238,7 +239,7 @@ def _run_demo() -> int:
     with tempfile.TemporaryDirectory() as folder:
         printed = demo(Path(folder))
         lines = [line if line == CUT else shown_of(line, printed) for line in shown()]
-        lost = [line for line, found in zip(shown(), lines, strict=True) if found is None]
+        lost = [line for line, printed_line in zip(shown(), lines, strict=True) if printed_line is None]
         if lost:
             raise InputError(f"README.md shows lines that the demo does not print: {lost}")
         text = "\n".join(line for line in lines if line is not None)

@@ -59,16 +59,16 @@ def _add_run_flags(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def _checked(given: argparse.Namespace) -> tuple[list[str], int, dict[str, Any]]:
+def _checked(args: argparse.Namespace) -> tuple[list[str], int, dict[str, Any]]:
     """Returns the recipes, the depth and the settings; InputError for impossible ones, before anything is read."""
-    for name, count in {"steps": given.steps, "seeds": given.seeds}.items():
+    for name, count in {"steps": args.steps, "seeds": args.seeds}.items():
         if count < 1:
             raise InputError(f"--{name} is {count}; give a whole number above 0.")
-    names = given.recipe.split(",")
-    settings = recipes.settings_of(given.set)
-    size = size_of(given.depth)
+    names = args.recipe.split(",")
+    settings = recipes.settings_of(args.set)
+    size = size_of(args.depth)
     for name in names:
-        recipes.optimizer_of(recipes.recipe_of(name), settings, size, given.steps)
+        recipes.optimizer_of(recipes.recipe_of(name), settings, size, args.steps)
     return names, size.depth, settings
 
 
@@ -83,23 +83,23 @@ def _run(argv: Sequence[str]) -> None:
     parser = _parser("")
     _add_run_flags(parser)
     parser.add_argument("--json", action="store_true", help="end with a line of JSON, not the table")
-    given = parser.parse(argv)
-    names, depth, settings = _checked(given)
+    args = parser.parse(argv)
+    names, depth, settings = _checked(args)
     with environment.quiet_imports():
-        text = divided(given.corpus, given.board)
+        text = divided(args.corpus, args.board)
     ended = {}
     for name in names:
-        own = recipes.own_settings(recipes.recipe_of(name), settings)
-        for seed in range(given.seeds):
-            trial = Trial(name, text.name, depth, given.steps, seed, own, given.final)
-            result = run(trial, text, given.board)
+        own_settings = recipes.own_settings(recipes.recipe_of(name), settings)
+        for seed in range(args.seeds):
+            trial = Trial(name, text.name, depth, args.steps, seed, own_settings, args.final)
+            result = run(trial, text, args.board)
             losses = {figure: tables.last(result, figure) for figure in ("loss", "bits_per_byte")}
             ended[trial.key] = {**losses, **{figure: result[figure] for figure in ("seconds_per_step", "passes")}}
             print(_in_words(result), flush=True)
-    if given.json:
+    if args.json:
         print(json.dumps(ended))
     else:
-        _show(given.board, tables.BASELINE)
+        _show(args.board, tables.BASELINE)
 
 
 def _sweep(argv: Sequence[str]) -> None:
@@ -108,20 +108,20 @@ def _sweep(argv: Sequence[str]) -> None:
     parser = _parser("sweep")
     _add_run_flags(parser)
     parser.add_argument("--rates", required=True, help="learning rates, separated by commas, which run side by side")
-    given = parser.parse(argv)
-    names, depth, settings = _checked(given)
-    rates = [recipes.settings_of([f"learning_rate={each}"]) for each in given.rates.split(",")]
+    args = parser.parse(argv)
+    names, depth, settings = _checked(args)
+    rates = [recipes.settings_of([f"learning_rate={rate}"]) for rate in args.rates.split(",")]
     for name in names:
         if recipes.recipe_of(name).is_encoder:
             raise InputError(f"--recipe: {name} trains an encoder: run its rates one by one.")
     with environment.quiet_imports():
-        text = divided(given.corpus, given.board)
+        text = divided(args.corpus, args.board)
     for name in names:
         recipe = recipes.recipe_of(name)
-        each = [recipes.own_settings(recipe, dict(sorted({**settings, **rate}.items()))) for rate in rates]
-        grid = itertools.product(range(given.seeds), each)
-        trials = [Trial(name, text.name, depth, given.steps, seed, own, given.final) for seed, own in grid]
-        for result in sweep(trials, text, given.board):
+        points = [recipes.own_settings(recipe, dict(sorted({**settings, **rate}.items()))) for rate in rates]
+        grid = itertools.product(range(args.seeds), points)
+        trials = [Trial(name, text.name, depth, args.steps, seed, point, args.final) for seed, point in grid]
+        for result in sweep(trials, text, args.board):
             print(_in_words(result), flush=True)
 
 
@@ -134,11 +134,11 @@ def _table(argv: Sequence[str]) -> None:
     parser = _parser("table")
     parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
     parser.add_argument("--baseline", default=tables.BASELINE, help="the recipe whose final loss is the target")
-    given = parser.parse(argv)
-    recipes.recipe_of(given.baseline)
-    if not results(given.board):
-        raise InputError(f"{given.board} has no results; give the --board of some runs.")
-    _show(given.board, given.baseline)
+    args = parser.parse(argv)
+    recipes.recipe_of(args.baseline)
+    if not results(args.board):
+        raise InputError(f"{args.board} has no results; give the --board of some runs.")
+    _show(args.board, args.baseline)
 
 
 def _proof(argv: Sequence[str]) -> None:
@@ -150,21 +150,21 @@ def _proof(argv: Sequence[str]) -> None:
     parser.add_argument("--depth", type=float, default=2)
     parser.add_argument("--final", action="store_true", help="on the final-evaluation part of the text")
     parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
-    given = parser.parse(argv)
-    names = [given.recipe, *given.against.split(",")]
-    depth = size_of(given.depth).depth
-    steps = [int(number) if number.isdigit() else 0 for number in given.steps.split(",")]  # 0 is refused below
+    args = parser.parse(argv)
+    names = [args.recipe, *args.against.split(",")]
+    depth = size_of(args.depth).depth
+    steps = [int(number) if number.isdigit() else 0 for number in args.steps.split(",")]  # 0 is refused below
     if len(steps) != len(names) or min(steps) < 1:
-        raise InputError(f"--steps is {given.steps}; give {len(names)} whole numbers above 0, of {', '.join(names)}.")
-    board = tables.Board(given.corpus, depth, given.final, recipes.recipe_of(given.recipe).is_encoder)
-    groups = tables.boards(results(given.board).values()).get(board, [])
+        raise InputError(f"--steps is {args.steps}; give {len(names)} whole numbers above 0, of {', '.join(names)}.")
+    board = tables.Board(args.corpus, depth, args.final, recipes.recipe_of(args.recipe).is_encoder)
+    groups = tables.boards(results(args.board).values()).get(board, [])
     best = {(group.recipe, group.steps): group for group in tables.best_of_each(groups)}
     for name in names:
         recipes.recipe_of(name)
     wanted = list(zip(names, steps, strict=True))
     missing = [f"{name}, {number:,} steps" for name, number in wanted if (name, number) not in best]
     if missing:
-        raise InputError(f"The board has no runs of {'; '.join(missing)} at depth {depth} of {given.corpus}.")
+        raise InputError(f"The board has no runs of {'; '.join(missing)} at depth {depth} of {args.corpus}.")
     group, *others = (best[key] for key in wanted)
     for other in others:
         print(proof.verdict(group, other, len(others), depth))
@@ -175,11 +175,12 @@ def _law(argv: Sequence[str]) -> None:
     parser.add_argument("--recipe", required=True)
     parser.add_argument("--corpus", required=True, metavar="NAME", help="the name of the text on the board, as de")
     parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
-    given = parser.parse(argv)
-    recipe = recipes.recipe_of(given.recipe)
-    found = tables.losses_by_rate(results(given.board).values(), given.recipe, given.corpus, recipe)
-    best = {place: rate for place, losses in found.items() if (rate := tables.best_rate(losses)) is not None}
-    print(tables.rates_markdown(found))
+    args = parser.parse(argv)
+    recipe = recipes.recipe_of(args.recipe)
+    losses_by_cell = tables.losses_by_rate(results(args.board).values(), args.recipe, args.corpus, recipe)
+    best_rates = {cell: tables.best_rate(losses) for cell, losses in losses_by_cell.items()}
+    best = {cell: rate for cell, rate in best_rates.items() if rate is not None}
+    print(tables.rates_markdown(losses_by_cell))
     factor, exponent = tables.law_of(best)
     print(f"\nThe best rate is {factor:g} x steps^-{exponent:g}.")
 
@@ -192,17 +193,17 @@ def _corpus(argv: Sequence[str]) -> None:
     parser.add_argument("--index", type=_folder, metavar="CSV", help="Aozora's list_person_all_extended_utf8.csv")
     parser.add_argument("--percent", type=int, default=100, help="of Aozora's works")
     parser.add_argument("--to", type=_folder, default=HOME / "corpora", help="folder for the corpus")
-    given = parser.parse(argv)
-    if given.aozora:
-        if not 0 < given.percent <= 100:
-            raise InputError(f"--percent is {given.percent}; give a whole number from 1 to 100.")
-        said = aozora.make(given.aozora, given.index, given.to, given.percent)
+    args = parser.parse(argv)
+    if args.aozora:
+        if not 0 < args.percent <= 100:
+            raise InputError(f"--percent is {args.percent}; give a whole number from 1 to 100.")
+        said = aozora.make(args.aozora, args.index, args.to, args.percent)
         print(f"{said['letters']:,} letters; {said['left_out']:,} works are left out")
     else:
-        said = corpora.make(given.language, given.to)
-        for each in said["packages"]:
-            print(f"{each['package']} {each['version']}: {each['letters']:,} letters")
-    name = given.to / f"{aozora.NAME if given.aozora else given.language}.jsonl"
+        said = corpora.make(args.language, args.to)
+        for package in said["packages"]:
+            print(f"{package['package']} {package['version']}: {package['letters']:,} letters")
+    name = args.to / f"{aozora.NAME if args.aozora else args.language}.jsonl"
     print(f"{name}: {said['documents']:,} documents, {said['bytes']:,} bytes, sha256 {said['sha256']}")
 
 

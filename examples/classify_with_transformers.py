@@ -50,10 +50,10 @@ def read(train: str, test: str) -> DatasetDict:
 
 def labels_of(rows: Dataset, column: str) -> list[str]:
     """Returns the labels of the training rows, in the order of their letters."""
-    found = set[str]()
+    labels = set[str]()
     for value in rows[column]:
-        found.update(map(str, value) if isinstance(value, list) else [str(value)])
-    return sorted(found)
+        labels.update(map(str, value) if isinstance(value, list) else [str(value)])
+    return sorted(labels)
 
 
 def encode_texts(rows: dict, tokenizer: PreTrainedTokenizerBase, ids: dict[str, int], max_length: int) -> dict:
@@ -77,40 +77,40 @@ def encode_words(rows: dict, tokenizer: PreTrainedTokenizerBase, ids: dict[str, 
     return {**encoded, "labels": all_labels}
 
 
-def accuracy(found: EvalPrediction) -> dict[str, float]:
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     """Returns the share of labels that are right."""
-    guessed = np.argmax(found.predictions, axis=-1)
-    counts = found.label_ids != NO_LABEL
-    return {"accuracy": float((guessed == found.label_ids)[counts].mean())}
+    guessed = np.argmax(prediction.predictions, axis=-1)
+    counts = prediction.label_ids != NO_LABEL
+    return {"accuracy": float((guessed == prediction.label_ids)[counts].mean())}
 
 
 def main() -> None:
     """Fine-tunes, measures and saves."""
-    given = parsed()
-    rows = read(given.train, given.test)
-    has_texts = given.task == "texts"
+    args = parsed()
+    rows = read(args.train, args.test)
+    has_texts = args.task == "texts"
     labels = labels_of(rows["train"], "label" if has_texts else "tags")
     ids = {label: number for number, label in enumerate(labels)}
 
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
     kind = AutoModelForSequenceClassification if has_texts else AutoModelForTokenClassification
-    model = kind.from_pretrained(given.model, label2id=ids, id2label=dict(enumerate(labels)))
+    model = kind.from_pretrained(args.model, label2id=ids, id2label=dict(enumerate(labels)))
     encoded = rows.map(
         encode_texts if has_texts else encode_words,
         batched=True,
-        fn_kwargs={"tokenizer": tokenizer, "ids": ids, "max_length": given.max_length},
+        fn_kwargs={"tokenizer": tokenizer, "ids": ids, "max_length": args.max_length},
         remove_columns=rows["train"].column_names,
     )
     collator = DataCollatorWithPadding(tokenizer) if has_texts else DataCollatorForTokenClassification(tokenizer)
     trainer = Trainer(
         model,
         TrainingArguments(
-            output_dir=given.output,
-            num_train_epochs=given.epochs,
-            per_device_train_batch_size=given.batch_size,
-            per_device_eval_batch_size=given.batch_size,
-            learning_rate=given.learning_rate,
-            seed=given.seed,
+            output_dir=args.output,
+            num_train_epochs=args.epochs,
+            per_device_train_batch_size=args.batch_size,
+            per_device_eval_batch_size=args.batch_size,
+            learning_rate=args.learning_rate,
+            seed=args.seed,
             save_strategy="no",
             report_to="none",
         ),
@@ -121,8 +121,8 @@ def main() -> None:
         compute_metrics=accuracy,
     )
     trainer.train()
-    print(f"accuracy on {given.test}: {100 * trainer.evaluate()['eval_accuracy']:.2f} %")
-    trainer.save_model(given.output)
+    print(f"accuracy on {args.test}: {100 * trainer.evaluate()['eval_accuracy']:.2f} %")
+    trainer.save_model(args.output)
 
 
 if __name__ == "__main__":

@@ -99,21 +99,21 @@ def checked(arguments: argparse.Namespace, error: Callable[[str], Any]) -> list[
             f"--language-model={model} is not there; fastText's is https://fasttext.cc/docs/en/language-identification.html."
         )
     folder, pattern = folder_and_pattern(arguments.files)
-    found = get_datafolder(folder).list_files(glob_pattern=pattern)
-    if not found:
+    files = get_datafolder(folder).list_files(glob_pattern=pattern)
+    if not files:
         error(f"{arguments.files} matches no file; check the path, and quote its pattern.")
-    other = next((name for name in found if suffix_of(name) not in READERS), None)
+    other = next((name for name in files if suffix_of(name) not in READERS), None)
     if other:
         error(f"{other} is none of {', '.join(READERS)}; give files of one of these kinds.")
-    if len({suffix_of(name) for name in found}) > 1:
+    if len({suffix_of(name) for name in files}) > 1:
         error(f"{arguments.files} matches files of several kinds; give a pattern of one.")
-    return found
+    return files
 
 
 def folder_and_pattern(files: str) -> tuple[str, str]:
     """Returns the folder of a pattern, without a wildcard, and what its files are called below it."""
     parts = files.split("/")
-    first = next((place for place, part in enumerate(parts) if set(part) & set("*?[")), len(parts) - 1)
+    first = next((index for index, part in enumerate(parts) if set(part) & set("*?[")), len(parts) - 1)
     return "/".join(parts[:first]) or ("/" if files.startswith("/") else "."), "/".join(parts[first:])
 
 
@@ -164,12 +164,12 @@ def rounds(arguments: argparse.Namespace, suffix: str, tasks: int, work: str) ->
     writing: list[Step] = [
         functools.partial(dealt, parts=parts), JsonlWriter(arguments.output, output_filename="${rank}-${part}.jsonl"),
     ]  # fmt: skip
-    found = [("filter", tasks, filtering(arguments, suffix, kept))]
+    first_round = [("filter", tasks, filtering(arguments, suffix, kept))]
     if arguments.no_deduplication:
-        return [*found, ("write", tasks, [JsonlReader(kept), *writing])]
+        return [*first_round, ("write", tasks, [JsonlReader(kept), *writing])]
     signature = MinhashDedupSignature(signatures, MINHASH, language=arguments.language)
     return [
-        *found,
+        *first_round,
         ("signatures", tasks, [JsonlReader(kept), signature]),
         ("buckets", MINHASH.num_buckets, [MinhashDedupBuckets(signatures, buckets, config=MINHASH)]),
         ("clusters", 1, [MinhashDedupCluster(buckets, repeated, MINHASH)]),

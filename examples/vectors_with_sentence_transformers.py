@@ -42,29 +42,29 @@ def read(pairs: str) -> Dataset:
 
 def main() -> None:
     """Trains, saves, and opens what was saved."""
-    given = parsed()
-    encoder = modules.Transformer(given.model, max_seq_length=given.max_length)
+    args = parsed()
+    encoder = modules.Transformer(args.model, max_seq_length=args.max_length)
     pooling = modules.Pooling(encoder.get_embedding_dimension(), pooling_mode="mean")
     model = SentenceTransformer(modules=[encoder, pooling])
     trainer = SentenceTransformerTrainer(
         model,
         SentenceTransformerTrainingArguments(
-            output_dir=given.output,
-            num_train_epochs=given.epochs,
-            per_device_train_batch_size=given.batch_size,
-            learning_rate=given.learning_rate,
-            seed=given.seed,
+            output_dir=args.output,
+            num_train_epochs=args.epochs,
+            per_device_train_batch_size=args.batch_size,
+            learning_rate=args.learning_rate,
+            seed=args.seed,
             save_strategy="no",
             report_to="none",
         ),
-        train_dataset=read(given.pairs),
+        train_dataset=read(args.pairs),
         loss=MultipleNegativesRankingLoss(model),
     )
     trainer.train()
-    model.save_pretrained(given.output)
+    model.save_pretrained(args.output)
 
-    vectors = SentenceTransformer(given.output).encode(["A short text.", "Another text."])
-    print(f"{given.output} gives vectors of {vectors.shape[1]} numbers")
+    vectors = SentenceTransformer(args.output).encode(["A short text.", "Another text."])
+    print(f"{args.output} gives vectors of {vectors.shape[1]} numbers")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the tools above the engine use of it, each name imported when it is first used.
 
-A tool imports `limba.config`, these names and itself, nothing else. Each name stands in NAMES, which says what it is,
+A tool imports `limba.config`, these names and itself, nothing else. Each name is in NAMES, which says what it is,
 and where it is defined, and in an import for type checkers. `tests/test_floors.py` compares the two.
 """
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from limba.sharding.ports import listener as listener
     from limba.storage.files import write_whole as write_whole
     from limba.storage.lease import held as held
+    from limba.storage.literal_names import matching as matching
     from limba.storage.servers import token as hub_token  # noqa: F401
     from limba.tool_registry import find as find_tool  # noqa: F401
     from limba.training.checkpoints.step_directory import size_text as size_text
@@ -124,6 +125,8 @@ NAMES = {  # name: where it is defined
     "held": "limba.storage.lease.held",
     # writes a file whole or not at all, here or in a bucket
     "write_whole": "limba.storage.files.write_whole",
+    # what is in a folder under a name of a pattern, here or in a bucket
+    "matching": "limba.storage.literal_names.matching",
     # the token for the hub, None without one
     "hub_token": "limba.storage.servers.token",
     # --- Runs and models ---

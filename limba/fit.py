@@ -26,6 +26,7 @@ from limba.inference import source as sources
 from limba.inference.load import LENGTHS, TrainedModel, load
 from limba.sharding.agreement import of_first
 from limba.storage.files import read_text, write_whole
+from limba.storage.literal_names import matching, remove_folder
 from limba.training.metrics.records import Callback, Callbacks
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ def pretrain(
     network of a new model; None: gin/demo_fast.gin, or gin/continue.gin with `start`. `vocabulary` is a path or 'byte';
     None trains one on the texts. `options` are the fields of `Options`, and names of the gin file. It trains for five
     minutes unless `steps` or `minutes` says otherwise. The same call resumes the run. Raises InputError, one sentence.
+    docs/python.md has a run.
+
+    >>> pretrain(["A text."], steps=20, minutes=5)
+    Traceback (most recent call last):
+    limba.config.errors.InputError: Both steps and minutes are given; leave out one of them.
     """
     choices, names = _options(options)
     rows = Rows(texts, {"text": text})
@@ -113,7 +119,11 @@ def finetune(
     tokens. `like` is a gin file of a run on pairs, without a network; `options` are the fields of `Options`, and names
     of that file. Without `LEARNING_RATE` and `like` a run of fewer than 5,000 steps from scratch is fine-tuned at 0.02,
     other models at T5's 0.001. A share of the pairs is held out for validation, and the step with the lowest loss on
-    it is returned. The same call resumes the run. Raises InputError, one sentence.
+    it is returned. The same call resumes the run. Raises InputError, one sentence. docs/python.md has a run.
+
+    >>> finetune("runs/demo", [("a small text", "A small text")], step=20)
+    Traceback (most recent call last):
+    limba.config.errors.InputError: There is no option 'step'; did you mean steps?
     """
     choices, names = _options(options)
     rows = Rows(pairs, {"inputs": inputs, "targets": targets})
@@ -132,7 +142,7 @@ def finetune(
     name, vocabulary = opened
     special = sources.special_ids_of(source, vocabulary)
     if not special.has_t5_layout(source.model):
-        # Its ids stand in the files of its folder, whose tokenizer the run reads as transformers does.
+        # The folder's files name its ids, and the run reads their tokenizer as transformers does.
         name = name._replace(path=os.path.dirname(name.path) if os.path.isfile(name.path) else name.path)
     elif source.kind == sources.HUGGING_FACE:
         with quiet_imports():
@@ -198,12 +208,12 @@ def _path_of(source: sources.Source, step: int | None) -> str:
 
 
 def _is_young(run: RunConfig) -> bool:
-    """Returns whether a run was one of minutes, from scratch: few steps after another model say nothing of its age."""
+    """Returns whether a run was one of minutes, from scratch: few steps after another model do not make it young."""
     return run.initial_checkpoint_path is None and (run.train_steps or YOUNG_STEPS) < YOUNG_STEPS
 
 
 def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool, special: SpecialIds) -> dict[str, int]:
-    """Returns the tokens of the longest input and target with what stands around them, as a multiple of 8.
+    """Returns the tokens of the longest input and target with the ids around them, as a multiple of 8.
 
     Each has an end. Before it stands the template, but a language model reads inputs and targets as one text, whose
     first id is the start of the row.
@@ -277,7 +287,7 @@ def _steps_in(config: RunConfig, minutes: float) -> int:
     _train(probe, measure)
     steps = 0
     if jax.process_index() == 0:
-        epath.Path(probe.model_dir).rmtree()
+        remove_folder(epath.Path(probe.model_dir))
         if seen[-1] < seen[0] + PROBE_SECONDS:  # a signal has ended it
             raise KeyboardInterrupt
         left = max(60 * minutes - 2 * (time.monotonic() - begun), 15 * minutes)
@@ -315,7 +325,7 @@ class Rows:
                 " sentences or documents, each one text of the list."
             )
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows)
-        self.content = lines.encode("utf-8", "replace")  # halves of surrogate pairs are no text
+        self.content = lines.encode("utf-8", "replace")  # lone surrogates cannot be encoded
         self.digest = hashlib.blake2b(self.content, digest_size=8).hexdigest()
 
     def _row(self, number: int, item: object, names: Sequence[str]) -> Sequence[str]:
@@ -337,7 +347,7 @@ class Rows:
         """
         folder = epath.Path(directory)
         name = f"{self.what}-{self.digest}.jsonl"
-        others = [file.name for file in folder.glob("*-" + "[0-9a-f]" * 16 + ".jsonl")] if folder.exists() else []
+        others = [file.name for file in matching(folder, "*-" + "[0-9a-f]" * 16 + ".jsonl")]
         if others and name not in others:
             raise InputError(
                 f"{directory} holds a run on other {self.what}, {others[0]}; give another model_dir, or the same"

@@ -50,6 +50,10 @@ def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = N
     Raises InputError for an invalid configuration, before anything is compiled; NonFiniteError if the loss or the
     gradient is not finite; StorageError if model_dir cannot be written any more; RestartError if the same command
     resumes the run.
+
+    >>> train("gin/demo.gin")
+    Traceback (most recent call last):
+    limba.config.errors.InputError: limba.train() needs a RunConfig, got 'gin/demo.gin'; ...
     """
     if not isinstance(config, RunConfig):
         raise InputError(

@@ -14,12 +14,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
-    """A headless browser; a test that needs one fails where there is none."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
+    """A headless browser; a test that needs one fails without it."""
+    program = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if program is None:
         pytest.fail("There is no Chromium; apt-get install chromium.")
     with sync_playwright() as play:
-        launched = play.chromium.launch(executable_path=found, args=["--no-sandbox", OFFLINE])
+        launched = play.chromium.launch(executable_path=program, args=["--no-sandbox", OFFLINE])
         try:
             yield launched
         finally:
@@ -28,5 +28,9 @@ def browser() -> Iterator[Browser]:
 
 def faults(page: Page) -> list[str]:
     """Returns what axe-core finds wrong with a page that is serious or worse."""
-    found = Axe().run(page).response["violations"]
-    return [f"{each['id']}: {each['help']}" for each in found if each["impact"] in ("serious", "critical")]
+    violations = Axe().run(page).response["violations"]
+    return [
+        f"{violation['id']}: {violation['help']}"
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
+    ]

@@ -50,7 +50,7 @@ class Stored:
         """Returns what the API says of it."""
         path = f"storage/v1/b/{bucket}/o/{name}"
         crc32c = base64.b64encode(google_crc32c.Checksum(self.data).digest()).decode()
-        about = {
+        metadata = {
             "kind": "storage#object", "id": f"{bucket}/{name}/{self.generation}", "selfLink": f"{server}/{path}",
             "mediaLink": f"{server}/download/{path}?alt=media", "name": name, "bucket": bucket,
             "generation": str(self.generation), "metageneration": "1", "contentType": self.content_type,
@@ -58,8 +58,8 @@ class Stored:
             "timeCreated": self.created, "updated": self.created,
         }  # fmt: skip
         if not self.is_composed:  # as there
-            about["md5Hash"] = base64.b64encode(hashlib.md5(self.data).digest()).decode()
-        return about
+            metadata["md5Hash"] = base64.b64encode(hashlib.md5(self.data).digest()).decode()
+        return metadata
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Session:
 
 
 class RefusedError(Exception):
-    """The status of an answer that is no object."""
+    """The status of an answer that is not an object."""
 
     def __init__(self, status: int):
         self.status = status
@@ -183,14 +183,14 @@ class GoogleHandler(Handler):
             raise RefusedError(412)
         if self.query.get("ifGenerationNotMatch") == str(stored.generation):
             raise RefusedError(304)
-        about = stored.about(bucket, name, self.server.address)
+        metadata = stored.about(bucket, name, self.server.address)
         if self.query.get("alt") != "media" and not self._is_xml():
-            return self._said(about)
-        hashes = f"crc32c={about['crc32c']}" + (f",md5={about['md5Hash']}" if "md5Hash" in about else "")
+            return self._said(metadata)
+        hashes = f"crc32c={metadata['crc32c']}" + (f",md5={metadata['md5Hash']}" if "md5Hash" in metadata else "")
         headers = {
-            "Content-Type": stored.content_type, "ETag": about["etag"], "x-goog-hash": hashes,
-            "x-goog-generation": about["generation"], "x-goog-metageneration": "1",
-            "x-goog-stored-content-encoding": "identity", "x-goog-stored-content-length": about["size"],
+            "Content-Type": stored.content_type, "ETag": metadata["etag"], "x-goog-hash": hashes,
+            "x-goog-generation": metadata["generation"], "x-goog-metageneration": "1",
+            "x-goog-stored-content-encoding": "identity", "x-goog-stored-content-length": metadata["size"],
             "x-goog-storage-class": "STANDARD", "Accept-Ranges": "bytes",
         }  # fmt: skip
         asked = self.headers.get("Range")
@@ -227,7 +227,7 @@ class GoogleHandler(Handler):
         known = {name: self.server.objects.get((bucket, name)) for name in page if not entries[name]}
         items = [stored.about(bucket, name, self.server.address) for name, stored in known.items() if stored]
         token = {"nextPageToken": page[-1]} if len(left) > len(page) else {}
-        prefixes = {"prefixes": found} if (found := [name for name in page if entries[name]]) else {}
+        prefixes = {"prefixes": prefix_names} if (prefix_names := [name for name in page if entries[name]]) else {}
         return {"kind": "storage#objects", **({"items": items} if items else {}), **prefixes, **token}
 
     def _post(self) -> tuple[int, bytes, dict[str, str]]:
@@ -244,10 +244,10 @@ class GoogleHandler(Handler):
             self.place = source
             stored = self._found(*self._names())
             self.place = target
-            about = self._put(*self._names(), stored.data, stored.content_type)
-            whole = {"kind": "storage#rewriteResponse", "done": True, "objectSize": about["size"],
-                     "totalBytesRewritten": about["size"], "resource": about}  # fmt: skip
-            return self._said(whole if is_rewrite else about)
+            metadata = self._put(*self._names(), stored.data, stored.content_type)
+            whole = {"kind": "storage#rewriteResponse", "done": True, "objectSize": metadata["size"],
+                     "totalBytesRewritten": metadata["size"], "resource": metadata}  # fmt: skip
+            return self._said(whole if is_rewrite else metadata)
         if self.place.endswith("/compose"):
             return self._compose()
         source, _, other = self.place.partition(
@@ -257,10 +257,10 @@ class GoogleHandler(Handler):
             self.place = source
             bucket, name = self._names()
             stored = self._found(bucket, name)
-            about = self._put(bucket, unquote(other), stored.data, stored.content_type)
+            metadata = self._put(bucket, unquote(other), stored.data, stored.content_type)
             with self.server.writing:
                 self.server.objects.pop((bucket, name), None)
-            return self._said(about)
+            return self._said(metadata)
         raise RefusedError(404)
 
     def _compose(self) -> tuple[int, bytes, dict[str, str]]:
@@ -270,14 +270,14 @@ class GoogleHandler(Handler):
         if len(asked) > MOST_COMPOSED:
             raise RefusedError(400)
         parts = []
-        for each in asked:
-            stored = self._found(bucket, each["name"])
-            wanted = each.get("objectPreconditions", {}).get("ifGenerationMatch")
+        for source in asked:
+            stored = self._found(bucket, source["name"])
+            wanted = source.get("objectPreconditions", {}).get("ifGenerationMatch")
             if wanted is not None and int(wanted) != stored.generation:
                 raise RefusedError(412)
             parts.append(stored.data)
-        about = json.loads(self.sent).get("destination", {})  # nothing of the sources is kept
-        return self._said(self._put(bucket, name, b"".join(parts), about, is_composed=True))
+        metadata = json.loads(self.sent).get("destination", {})  # nothing of the sources is kept
+        return self._said(self._put(bucket, name, b"".join(parts), metadata, is_composed=True))
 
     def _upload(self) -> tuple[int, bytes, dict[str, str]]:
         bucket, _ = self._names()
@@ -285,9 +285,9 @@ class GoogleHandler(Handler):
         if kind == "media":
             return self._said(self._put(bucket, self.query["name"], self.sent, self.headers["Content-Type"] or ""))
         if kind == "multipart":
-            about, content, content_type = _two_parts(self.sent, self.headers["Content-Type"])
-            name = about.get("name") or self.query["name"]
-            return self._said(self._put(bucket, name, content, {**about, "contentType": content_type}))
+            metadata, content, content_type = _two_parts(self.sent, self.headers["Content-Type"])
+            name = metadata.get("name") or self.query["name"]
+            return self._said(self._put(bucket, name, content, {**metadata, "contentType": content_type}))
         name = self.query.get("name") or json.loads(self.sent)["name"]
         identity = f"{next(self.server.numbers)}-{random.getrandbits(64):x}"
         content_type = self.headers.get("X-Upload-Content-Type", "application/octet-stream")
@@ -299,8 +299,8 @@ class GoogleHandler(Handler):
         """Takes a part of a resumable upload; bytes that are there already are passed over."""
         if session.result is not None:
             return self._said(session.result)
-        about = self.headers.get("Content-Range", f"bytes */{len(self.sent)}")
-        span, _, total = about.removeprefix("bytes ").partition("/")
+        byte_range = self.headers.get("Content-Range", f"bytes */{len(self.sent)}")
+        span, _, total = byte_range.removeprefix("bytes ").partition("/")
         with self.server.writing:
             if span != "*":
                 start = int(span.partition("-")[0])
@@ -316,17 +316,17 @@ class GoogleHandler(Handler):
         return 308, b"", {"Range": f"bytes=0-{len(session.data) - 1}"} if session.data else {}
 
     def _put(
-        self, bucket: str, name: str, data: bytes, about: str | Mapping[str, Any], is_composed: bool = False
+        self, bucket: str, name: str, data: bytes, metadata: str | Mapping[str, Any], is_composed: bool = False
     ) -> dict[str, Any]:
         """Stores an object; `about` is its content type, or what the API says of it."""
-        about = {"contentType": about} if isinstance(about, str) else about
+        metadata = {"contentType": metadata} if isinstance(metadata, str) else metadata
         with self.server.writing:
             if not is_composed:
                 self.server.received[name] += len(data)
             self._check(bucket, name)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            kind = about.get("contentType", "")
-            control = about.get("cacheControl")
+            kind = metadata.get("contentType", "")
+            control = metadata.get("cacheControl")
             stored = Stored(data, next(self.server.numbers), kind, now, is_composed, control)
             self.server.objects[bucket, name] = stored
         return stored.about(bucket, name, self.server.address)
@@ -358,10 +358,10 @@ def _two_parts(sent: bytes, content_type: str) -> tuple[dict[str, Any], bytes, s
     first, second = sent.removeprefix(boundary).split(boundary, 1)
     head = first.replace(b"\r\n", b"\n").partition(b"\n\n")[2]
     ends = b"\r\n\r\n" if b"\r\n\r\n" in second[:1000] else b"\n\n"
-    about, _, content = second.partition(ends)
+    first_part, _, content = second.partition(ends)
     content = content[: content.rindex(boundary)]
     content = content.removesuffix(b"\r\n") if ends == b"\r\n\r\n" else content.removesuffix(b"\n")
-    kind = next((line for line in about.decode().splitlines() if line.lower().startswith("content-type")), "")
+    kind = next((line for line in first_part.decode().splitlines() if line.lower().startswith("content-type")), "")
     return json.loads(head), content, kind.partition(":")[2].strip()
 
 
@@ -385,7 +385,7 @@ class BucketServer(ThreadingHTTPServer):
         self.forbids_listing = False  # as to an account that may read and write objects, and not list them
         self.troubles: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()  # by method and what the place is
-        self.received: Counter[str] = Counter()  # uploaded bytes by object, those of repeated requests too
+        self.received: Counter[str] = Counter()  # uploaded bytes by object, repeated requests included
         self.sent_bytes = 0
         self._lock = threading.Lock()
 
@@ -406,12 +406,12 @@ class BucketServer(ThreadingHTTPServer):
                 self._failed.add(key)
             return kind
 
-    def count(self, method: str, place: str) -> None:
+    def count(self, method: str, path: str) -> None:
         """Counts a request."""
-        if place.startswith("/upload/"):
+        if path.startswith("/upload/"):
             what = "upload"
         elif method == "POST":
-            what = place.rpartition("/")[2]
+            what = path.rpartition("/")[2]
         else:
             what = "object"
         with self._lock:

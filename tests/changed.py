@@ -1,4 +1,4 @@
-"""Which test files the commit tier opens: those with lint or the core, and those of what has changed since HEAD.
+"""Which test files the commit tier opens: the ones with lint or core, and the tests of what has changed since HEAD.
 
 python -m tests.changed torch seqio     prints the test files that import a library
 """
@@ -18,11 +18,11 @@ NAMED = re.compile(r"\btest_\w+\.py$")
 
 def changed_files() -> set[Path]:
     """Returns what differs from HEAD in the checkout or is new; nothing where git has no HEAD."""
-    found: set[str] = set()
+    names: set[str] = set()
     for command in (["diff", "--name-only", "HEAD"], ["ls-files", "--others", "--exclude-standard"]):
         told = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False)
-        found |= set(told.stdout.splitlines()) if told.returncode == 0 else set()
-    return {path for name in found if (path := ROOT / name).is_file()}
+        names |= set(told.stdout.splitlines()) if told.returncode == 0 else set()
+    return {path for name in names if (path := ROOT / name).is_file()}
 
 
 def files_for(changed: set[Path]) -> set[Path]:
@@ -33,17 +33,17 @@ def files_for(changed: set[Path]) -> set[Path]:
     modules, users = _graph()
     chosen = {path for path in changed if NAMED.search(path.name)}
     for module in {module_of(path) for path in changed if path.suffix == ".py"} & set(modules):
-        own = _own_tests(modules[module])
+        of_module = _own_tests(modules[module])
         seen = {module}
         near = {module}
-        found = set(own)
+        files = set(of_module)
         while near:
             near = {user for name in near for user in users.get(name, ())} - seen
             seen |= near
-            found |= {modules[name] for name in near if NAMED.search(modules[name].name)}
-            if found:
+            files |= {modules[name] for name in near if NAMED.search(modules[name].name)}
+            if files:
                 break
-        by_rank = sorted(found, key=lambda path: (path not in own, len(imports(path)), place_of(path)))
+        by_rank = sorted(files, key=lambda path: (path not in of_module, len(imports(path)), place_of(path)))
         chosen |= set(by_rank[:MOST])
     return chosen
 
@@ -61,16 +61,16 @@ def _graph() -> tuple[dict[str, Path], dict[str, set[str]]]:
 
 def files_with(library: str) -> set[Path]:
     """Returns the test files that import a library, by themselves or by other files of tests/."""
-    found = set[Path]()
+    files = set[Path]()
     names = set[str]()
     while near := {
         path
         for path in TESTS
-        if path not in found and any(name in names or name.split(".")[0] == library for name in imports(path))
+        if path not in files and any(name in names or name.split(".")[0] == library for name in imports(path))
     }:
-        found |= near
+        files |= near
         names |= {module_of(path) for path in near}
-    return {path for path in found if NAMED.search(path.name)}
+    return {path for path in files if NAMED.search(path.name)}
 
 
 def _own_tests(path: Path) -> set[Path]:
@@ -81,7 +81,7 @@ def _own_tests(path: Path) -> set[Path]:
 
 @cache
 def chosen_files() -> tuple[frozenset[Path], frozenset[Path]]:
-    """Returns the files that always count, of which only the marked tests do, and those of what has changed."""
+    """Returns the files that always count, of which only the marked tests do, and the files of what has changed."""
     always = {path for path in TESTS if NAMED.search(path.name) and ALWAYS.search(path.read_text())}
     return frozenset(always), frozenset(files_for(changed_files()))
 

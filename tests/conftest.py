@@ -187,7 +187,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not config.getoption("--cpu"):
         return
     tests: dict[str, float] = collections.defaultdict(float)
-    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+    for report in (entry for reports in terminalreporter.stats.values() for entry in reports):
         for _, seconds in getattr(report, "user_properties", ()):
             tests[report.nodeid] += seconds
     files: dict[str, float] = collections.defaultdict(float)

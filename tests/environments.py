@@ -17,7 +17,7 @@ COMPLETE = "complete"  # a file of an environment whose packages are all there
 
 
 def environment_with(packages: tuple[str, ...], sees_tests: bool = False) -> Path:
-    """Returns the Python of an environment with these packages, and with those of the tests if it `sees_tests`.
+    """Returns the Python of an environment with these packages, and with the tests' if it `sees_tests`.
 
     It needs the network once, minutes and some GB; skips the test where pip reaches no index.
     """

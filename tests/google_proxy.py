@@ -34,7 +34,7 @@ NAMES = "subjectAltName=DNS:www.googleapis.com,DNS:storage.googleapis.com"
 
 
 class Tunnel(socketserver.BaseRequestHandler):
-    """Answers CONNECT, speaks TLS as Google would, and relays what is said to the server of buckets."""
+    """Answers CONNECT, speaks TLS as Google would, and relays requests to the bucket server."""
 
     server: Proxy  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -126,14 +126,16 @@ class BucketHandler(Handler):
 class StoreHandler(BucketHandler):
     """As the bucket, and takes objects, whose generations it counts and compares as Google's storage does.
 
-    A fault answers in the place of the store; `lost` lets it write before.
+    A fault answers instead of the store; `lost` lets it write before.
     """
 
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
-        about, content = (part.get_payload(decode=True) for part in email.message_from_bytes(head + sent).get_payload())
-        name = json.loads(about)["name"]
+        metadata, content = (
+            part.get_payload(decode=True) for part in email.message_from_bytes(head + sent).get_payload()
+        )
+        name = json.loads(metadata)["name"]
         self._changed(name, lambda path: (path.parent.mkdir(parents=True, exist_ok=True), path.write_bytes(content)))
 
     def do_DELETE(self) -> None:
@@ -170,7 +172,7 @@ class HubHandler(Handler):
         if "/resolve/" in path:
             self.path = "/hub/" + path.rpartition("/")[2]
             return super()._answer(with_body)
-        about = {
+        answer = {
             "id": "me/set",
             "sha": "a" * 40,
             "siblings": [],
@@ -183,7 +185,7 @@ class HubHandler(Handler):
             {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "b" * 40}
             for file in sorted(self.server.folder.iterdir())
         ]
-        return self.reply(200, json.dumps(files if "/tree/" in path else about).encode(), JSON)
+        return self.reply(200, json.dumps(files if "/tree/" in path else answer).encode(), JSON)
 
 
 class ModelHubHandler(Handler):
@@ -210,17 +212,17 @@ class ModelHubHandler(Handler):
         if path == "/api/validate-yaml":
             return self._say({"warnings": [], "errors": []})
         _, _, _, user, name, action, revision = path.split("/", 6)
-        place = self.server.folder / user / name / revision
+        folder = self.server.folder / user / name / revision
         if action == "branch":
-            place.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
         elif action == "preupload":
             files = [entry["path"] for entry in json.loads(sent)["files"]]
             modes = {"uploadMode": "regular", "shouldIgnore": False}
-            return self._say({"files": [{"path": file, **modes, "oid": _oid(place / file)} for file in files]})
+            return self._say({"files": [{"path": file, **modes, "oid": _oid(folder / file)} for file in files]})
         elif action == "commit":
             for line in map(json.loads, sent.splitlines()):
                 if line["key"] == "file":
-                    (place / line["value"]["path"]).write_bytes(base64.b64decode(line["value"]["content"]))
+                    (folder / line["value"]["path"]).write_bytes(base64.b64decode(line["value"]["content"]))
             self.server.count("commit", revision, len(sent))
         sha = _sha(revision)
         return self._say({"commitUrl": f"{self._root()}/{user}/{name}/commit/{sha}", "commitOid": sha})
@@ -228,8 +230,8 @@ class ModelHubHandler(Handler):
     def _root(self) -> str:
         return f"http://127.0.0.1:{self.server.server_port}"
 
-    def _say(self, about: Any, with_body: bool = True) -> None:
-        self.reply(200, json.dumps(about).encode(), JSON, with_body)
+    def _say(self, answer: Any, with_body: bool = True) -> None:
+        self.reply(200, json.dumps(answer).encode(), JSON, with_body)
 
     def _answer(self, with_body: bool) -> None:
         path = unquote(self.path.partition("?")[0])
@@ -245,12 +247,12 @@ class ModelHubHandler(Handler):
             return self.reply(403, b"", {"X-Error-Code": "GatedRepo"})
         revision = rest[1] if len(rest) > 1 else "main"
         revision = self.server.branches.get(f"{user}/{name}/{revision}", revision)
-        place = next((entry for entry in repository.iterdir() if revision in (entry.name, _sha(entry.name))), None)
-        if place is None:
+        folder = next((entry for entry in repository.iterdir() if revision in (entry.name, _sha(entry.name))), None)
+        if folder is None:
             return self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        sha = _sha(place.name)
+        sha = _sha(folder.name)
         if rest[:1] == ["resolve"]:
-            file = place / "/".join(rest[2:])
+            file = folder / "/".join(rest[2:])
             if not file.is_file():
                 return self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
             self.path = f"/hub/{file.relative_to(self.server.folder)}"
@@ -258,12 +260,12 @@ class ModelHubHandler(Handler):
             super()._answer(with_body)
             self.client = self.name = "api"
             return None
-        files = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in place.iterdir()]
+        files = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in folder.iterdir()]
         siblings = [{"rfilename": file["path"]} for file in files]
-        about = {"id": f"{user}/{name}", "sha": sha, "siblings": siblings, "private": False, "tags": []}
-        card = (place / "README.md").read_text() if (place / "README.md").is_file() else ""
-        about |= {"cardData": yaml.safe_load(card.split("---")[1])} if card.startswith("---\n") else {}
-        return self._say(files if rest[:1] == ["tree"] else {**about, "downloads": 0, "likes": 0}, with_body)
+        info = {"id": f"{user}/{name}", "sha": sha, "siblings": siblings, "private": False, "tags": []}
+        card = (folder / "README.md").read_text() if (folder / "README.md").is_file() else ""
+        info |= {"cardData": yaml.safe_load(card.split("---")[1])} if card.startswith("---\n") else {}
+        return self._say(files if rest[:1] == ["tree"] else {**info, "downloads": 0, "likes": 0}, with_body)
 
 
 class DataHubHandler(ModelHubHandler):
@@ -276,9 +278,9 @@ class DataHubHandler(ModelHubHandler):
         sent = parse_qs(self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode())
         folder, _, revision = path.removeprefix("/api/datasets/").partition("/paths-info/")
         places = [p for p in (self.server.folder / folder).iterdir() if revision in (p.name, _sha(p.name))]
-        found = [place / name for place in places for name in sent.get("paths", ()) if (place / name).is_file()]
-        about = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in found]
-        return self._say(about)
+        files = [base / name for base in places for name in sent.get("paths", ()) if (base / name).is_file()]
+        entries = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in files]
+        return self._say(entries)
 
     def _answer(self, with_body: bool) -> None:
         if fault := self.server.next_fault(self.command, self.path.partition("?")[0]):

@@ -27,8 +27,8 @@ class HubHandler(ModelHubHandler):
         path, _, query = self.path.partition("?")
         parts = unquote(path).strip("/").split("/")
         if parts[:1] == ["api"] and len(parts) > 2 and parts[1] in ("models", "datasets") and parts[2] in MOVED:
-            place = f"/{'/'.join(parts[:2])}/{MOVED[parts[2]]}/{'/'.join(parts[3:])}".rstrip("/")
-            return self.reply(307, b"", {"Location": place + (f"?{query}" if query else "")})
+            target = f"/{'/'.join(parts[:2])}/{MOVED[parts[2]]}/{'/'.join(parts[3:])}".rstrip("/")
+            return self.reply(307, b"", {"Location": target + (f"?{query}" if query else "")})
         if parts[:2] == ["api", "datasets"]:
             return self._of_data_set(parts[2:], with_body)
         if parts[:1] == ["datasets"]:
@@ -41,48 +41,48 @@ class HubHandler(ModelHubHandler):
         if parts[:2] != ["api", "datasets"] and not asks_model:
             return super().do_POST()
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        place = self.server.folder / "/".join(parts[2:4]) / "main" if asks_model else self._place(parts[2:4])
-        if place is None or not place.is_dir() or parts[4:5] != ["paths-info"]:
+        folder = self.server.folder / "/".join(parts[2:4]) / "main" if asks_model else self._place(parts[2:4])
+        if folder is None or not folder.is_dir() or parts[4:5] != ["paths-info"]:
             return self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
         asked = json.loads(sent)["paths"]
         asked = [asked] if isinstance(asked, str) else asked
-        return self._say([self._entry(place, place / name) for name in asked if (place / name).exists()])
+        return self._say([self._entry(folder, folder / name) for name in asked if (folder / name).exists()])
 
     def _place(self, name: list[str]) -> Path | None:
-        place = self.server.folder / "datasets" / "/".join(name)
+        folder = self.server.folder / "datasets" / "/".join(name)
         is_hidden = name[-1].startswith("private") and self.headers.get("Authorization") != "Bearer good"
-        return None if is_hidden or len(name) != 2 or not place.is_dir() else place
+        return None if is_hidden or len(name) != 2 or not folder.is_dir() else folder
 
-    def _entry(self, place: Path, path: Path) -> dict:
+    def _entry(self, folder: Path, path: Path) -> dict:
         kind = "directory" if path.is_dir() else "file"
         size = 0 if path.is_dir() else path.stat().st_size
-        return {"type": kind, "path": str(path.relative_to(place)), "size": size, "oid": "b" * 40}
+        return {"type": kind, "path": str(path.relative_to(folder)), "size": size, "oid": "b" * 40}
 
     def _of_data_set(self, parts: list[str], with_body: bool) -> None:
-        place = self._place(parts[:2])
-        if place is None:
+        data_set = self._place(parts[:2])
+        if data_set is None:
             return self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
         if parts[2:3] == ["tree"]:
-            folder = place / "/".join(parts[4:])
+            folder = data_set / "/".join(parts[4:])
             if not folder.exists():
                 return self.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
-            found = (
+            files = (
                 folder.rglob("*")
                 if "recursive=True" in self.path or "recursive=true" in self.path
                 else folder.iterdir()
             )
-            return self._say([self._entry(place, path) for path in sorted(found)], with_body)
-        siblings = [{"rfilename": str(path.relative_to(place))} for path in place.rglob("*") if path.is_file()]
-        about = {"id": "/".join(parts[:2]), "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
-        return self._say({**about, "downloads": 0, "likes": 0}, with_body)
+            return self._say([self._entry(data_set, path) for path in sorted(files)], with_body)
+        siblings = [{"rfilename": str(path.relative_to(data_set))} for path in data_set.rglob("*") if path.is_file()]
+        info = {"id": "/".join(parts[:2]), "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
+        return self._say({**info, "downloads": 0, "likes": 0}, with_body)
 
     def _file_of_data_set(self, parts: list[str], with_body: bool) -> None:
         if parts[0] in MOVED:
             return self.reply(307, b"", {"Location": f"/datasets/{MOVED[parts[0]]}/{'/'.join(parts[1:])}"})
-        place = self._place(parts[:2])
-        if place is None:
+        data_set = self._place(parts[:2])
+        if data_set is None:
             return self.reply(401, b"", {"X-Error-Code": "RepoNotFound"})
-        file = place / "/".join(parts[4:])
+        file = data_set / "/".join(parts[4:])
         if not file.is_file():
             return self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
         self.path = f"/hub/{file.relative_to(self.server.folder)}"

@@ -164,10 +164,10 @@ def real(style: str, **more: Any) -> Any:
     model = json.loads(made.to_str())["model"]
     pieces = {"vocab": model["vocab"]}
     if model["type"] == "Unigram":
-        pieces["vocab"] = [tuple(each) for each in model["vocab"]]
+        pieces["vocab"] = [tuple(piece) for piece in model["vocab"]]
         more = {"extra_ids": 10, **more}
     if "merges" in model:
-        pieces["merges"] = [tuple(each) for each in model["merges"]]
+        pieces["merges"] = [tuple(merge) for merge in model["merges"]]
     names = {"endoftext": "GPT2", "roberta": "Roberta", "gemma": "Gemma", "bert": "Bert", "unigram": "T5"}
     kind = getattr(transformers, f"{names.get(style, 'Llama')}Tokenizer")
     wrapped = kind(**pieces, **roles, **more)

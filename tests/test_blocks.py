@@ -71,7 +71,7 @@ class Block(NamedTuple):
 
 def blocks() -> list[Block]:
     """Returns the blocks that run; one that stands on several pages is one."""
-    found: dict[str, Block] = {}
+    by_text: dict[str, Block] = {}
     for page in sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]):
         for slowly, packages, runs, language, text in BLOCK.findall(page.read_text()):
             if language == "python":
@@ -79,8 +79,8 @@ def blocks() -> list[Block]:
             elif language == "gin":
                 text = f"cat > block.gin <<'GIN'\n{text}GIN\nlimba train block.gin --gin.MODEL_DIR=runs/block\n"
             places = dict(part.split("=") for part in runs.split())
-            found.setdefault(text, Block(text, bool(slowly), packages, places, [])).pages.append(page.name)
-    return list(found.values())
+            by_text.setdefault(text, Block(text, bool(slowly), packages, places, [])).pages.append(page.name)
+    return list(by_text.values())
 
 
 def guides() -> list[str]:
@@ -184,7 +184,7 @@ def fill(folder: Path, corpus: Path, vocabulary: Path) -> None:
     (folder / "ro_base.gin").symlink_to(ROOT / "tests" / "cli" / "t5x" / "ro_base.gin")
     # `limba`, and python as launch/pretrain.sh calls it, in the environment that VENV names.
     (folder / "bin").mkdir()
-    tiny = " ".join(f"'{each}'" for each in TINY if "encoder_layers" not in each)
+    tiny = " ".join(f"'{flag}'" for flag in TINY if "encoder_layers" not in flag)
     layers = "'--gin.config.ModelConfig.num_encoder_layers=1'"
     limba = folder / "bin" / "limba"
     python = folder / "bin" / "python"
@@ -207,30 +207,30 @@ def folder(corpus: Path, vocabulary: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(corpus: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Returns a function from a kind to a run of it, which is trained once."""
-    place = tmp_path_factory.mktemp("trained")
-    fill(place, corpus, vocabulary)
+    shelf = tmp_path_factory.mktemp("trained")
+    fill(shelf, corpus, vocabulary)
 
     def run(kind: str) -> Path:
-        if (place / kind).exists():
-            return place / kind
+        if (shelf / kind).exists():
+            return shelf / kind
         if kind in MADE:
             begins, command = MADE[kind]
             run(begins)
-            check(command, place, environment_with(ALONE[kind]) if kind in ALONE else None)
+            check(command, shelf, environment_with(ALONE[kind]) if kind in ALONE else None)
         else:
             names = {"CORPUS": "data/*.jsonl", "VOCABULARY": "byte", "VOCAB_SIZE": 384, "MODEL_DIR": kind}
             flags = [f"--gin.{name}={value}" for name, value in names.items()]
-            check(shlex.join(["limba", "train", *TRAINED[kind], *flags]), place)
-        return place / kind
+            check(shlex.join(["limba", "train", *TRAINED[kind], *flags]), shelf)
+        return shelf / kind
 
     return run
 
 
 def check(text: str, folder: Path, python: Path | None = None) -> None:
-    """Runs a block in a folder; `python`: that of the environment whose programs come first."""
+    """Runs a block in a folder; `python`: of the environment whose programs come first."""
     if "bash launch/" in text and not (folder / "launch").exists() and "limba new" not in text:
         (folder / "launch").symlink_to(ROOT / "launch")
-    environments = [str(each.parent) for each in (python, Path(sys.executable)) if each is not None]
+    environments = [str(program.parent) for program in (python, Path(sys.executable)) if program is not None]
     path = ":".join([f"{folder}/bin", *environments, os.environ["PATH"]])
     variables = {
         **os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "VENV": str(folder),
@@ -266,16 +266,16 @@ def test_quick_blocks_run(block: Block, folder: Path) -> None:
 @pytest.mark.night
 @named(slow=True)
 def test_slow_blocks_run(block: Block, folder: Path, trained: Callable[[str], Path]) -> None:
-    for place, kind in block.runs.items():
-        shutil.copytree(trained(kind), folder / place)
+    for name, kind in block.runs.items():
+        shutil.copytree(trained(kind), folder / name)
     check(block.text, folder)
 
 
 def run_with(block: Block, folder: Path, trained: Callable[[str], Path], python: Path) -> None:
     """Runs a block in which `python` and other programs are of another environment, and `limba` is our own."""
     (folder / "bin" / "python").write_text(f'#!/bin/bash\nexec {python} "$@"\n')
-    for place, kind in block.runs.items():
-        shutil.copytree(trained(kind), folder / place)
+    for name, kind in block.runs.items():
+        shutil.copytree(trained(kind), folder / name)
     check(block.text, folder, python)
 
 

@@ -28,7 +28,7 @@ FILES_OF_USERS = ("tokenizer.json", "metrics.jsonl")  # by which a capability is
 
 
 class Repository(NamedTuple):
-    """What has to be named."""
+    """What must be named."""
 
     commands: Collection[str]
     macros: Collection[str]
@@ -46,13 +46,13 @@ def repository() -> Repository:
 
 def tables(text: str) -> dict[str, list[list[str]]]:
     """Returns the rows of the two tables by their headings, each row as its cells."""
-    found = {}
+    by_heading = {}
     for heading in COLUMNS:
         section = text.partition(f"{heading}\n")[2].partition("\n## ")[0]
         lines = [line for line in section.splitlines() if line.startswith("|")]
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-        found[heading] = rows[2:]  # after the names of the columns and the line below them
-    return found
+        by_heading[heading] = rows[2:]  # after the names of the columns and the line below them
+    return by_heading
 
 
 def spans(text: str) -> list[str]:
@@ -148,8 +148,8 @@ def test_what_is_gone_may_not_be_named(heading: str, planted: str) -> None:
     lines = after.splitlines(keepends=True)
     first_row = 1 + next(number for number, line in enumerate(lines) if line.startswith("| ---"))
     lines.insert(first_row, f"| {' | '.join([planted] * COLUMNS[heading])} |\n")
-    found = set(unknown(before + between + "".join(lines), repository()))
-    assert len(found) == 1 and "sing" in found.pop().lower()
+    faults = set(unknown(before + between + "".join(lines), repository()))
+    assert len(faults) == 1 and "sing" in faults.pop().lower()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""tests/changed.py: a changed module brings its own tests, one that no test imports those of its users."""
+"""tests/changed.py: a changed module brings its own tests, or its users' tests where none imports it."""
 
 import re
 import subprocess
@@ -12,12 +12,12 @@ pytestmark = pytest.mark.lint
 
 
 def places(*changed: str) -> set[str]:
-    return {place_of(path) for path in files_for({ROOT / place for place in changed})}
+    return {place_of(path) for path in files_for({ROOT / path for path in changed})}
 
 
 def test_a_module_brings_its_own_tests_first_and_few() -> None:
-    found = places("limba/training/losses.py")
-    assert "tests/training/test_losses.py" in found and len(found) <= MOST
+    files = places("limba/training/losses.py")
+    assert "tests/training/test_losses.py" in files and len(files) <= MOST
     assert len(places("limba/config/model.py")) == MOST  # which nearly all import
     assert places("tests/training/test_muon.py", "docs/index.md", "README.md") == {"tests/training/test_muon.py"}
     assert "tests/launch/test_pod_ssh.py" in places("tests/launch/laptop.py")

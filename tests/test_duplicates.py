@@ -36,12 +36,12 @@ def lines_that_count(text: str) -> list[tuple[int, str]]:
 
 def duplicates(texts: dict[str, str]) -> list[str]:
     """Returns "one.py:3-14 ~ other.py:7-18" for each pair of places that share more lines than they may."""
-    counted = {place: lines_that_count(text) for place, text in texts.items()}
+    counted = {file: lines_that_count(text) for file, text in texts.items()}
     starts = collections.defaultdict(list)  # the places of each window of lines
-    for place, lines in counted.items():
+    for file, lines in counted.items():
         for start in range(len(lines) - MOST_SHARED):
-            starts[tuple(line for _, line in lines[start : start + MOST_SHARED + 1])].append((place, start))
-    found = []
+            starts[tuple(line for _, line in lines[start : start + MOST_SHARED + 1])].append((file, start))
+    shared = []
     seen = set()
     for places in starts.values():
         for number, (one, i) in enumerate(places):
@@ -60,13 +60,13 @@ def duplicates(texts: dict[str, str]) -> list[str]:
                 if size > MOST_SHARED:
                     first = counted[one][i : i + size]
                     second = counted[other][j : j + size]
-                    found.append(f"{one}:{first[0][0]}-{first[-1][0]} ~ {other}:{second[0][0]}-{second[-1][0]}")
-    return found
+                    shared.append(f"{one}:{first[0][0]}-{first[-1][0]} ~ {other}:{second[0][0]}-{second[-1][0]}")
+    return shared
 
 
 def test_no_two_places_share_more_than_ten_lines() -> None:
-    found = duplicates({place_of(path): path.read_text() for path in SHIPPED})
-    assert not found, "write once what stands twice:\n" + "\n".join(found)
+    shared = duplicates({place_of(path): path.read_text() for path in SHIPPED})
+    assert not shared, "write once what stands twice:\n" + "\n".join(shared)
 
 
 @pytest.mark.parametrize(("shared", "pairs"), [(10, []), (11, ["a:1-11 ~ b:3-15"])])

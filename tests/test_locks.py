@@ -32,9 +32,9 @@ def pins(path: Path, python: str = "3.12") -> dict[str, str]:
     lines = re.findall(r"^([\w.\[\]-]+)==([^\s#;\\]+)(?: *; *([^#\\\n]+))?", path.read_text(), re.MULTILINE)
     where = {"python_version": python, "python_full_version": f"{python}.4"}
     taken = [(str(canonicalize_name(name)), version) for name, version, marker in lines if fits(marker, where)]
-    found = dict(taken)
-    assert len(found) == len(taken) > 0, f"{path} names a package twice"
-    return found
+    versions = dict(taken)
+    assert len(versions) == len(taken) > 0, f"{path} names a package twice"
+    return versions
 
 
 def of_tests() -> dict[str, str]:
@@ -65,10 +65,10 @@ def test_a_chip_s_lock_adds_to_the_cpu_s(lock: str, package: str, python: str) -
     assert "\n-r lock-cpu.txt\n" in LOCKS[lock].read_text()
     if lock == "rocm" and python != "3.11":  # launch/setup.sh rocm takes no other Python
         python = "3.11"
-    found = pins(LOCKS[lock], python)
+    versions = pins(LOCKS[lock], python)
     cpu = pins(LOCKS["cpu"], python)
-    assert package in found and not set(found) & set(cpu)
-    assert {version for name, version in found.items() if name.startswith("jax")} <= {cpu["jax"]}
+    assert package in versions and not set(versions) & set(cpu)
+    assert {version for name, version in versions.items() if name.startswith("jax")} <= {cpu["jax"]}
     assert cpu["jax"] == cpu["jaxlib"] and cpu["jax"].startswith("0.10." if python == "3.11" else "0.12.")
 
 
@@ -76,11 +76,11 @@ def test_the_lock_of_t5_has_nothing_that_overwrites_seqio() -> None:
     assert "\n-r lock-cpu.txt\n" in LOCKS["t5"].read_text()
     tests = of_tests()
     for python in PYTHONS:
-        found = pins(LOCKS["t5"], python)
+        versions = pins(LOCKS["t5"], python)
         cpu = pins(LOCKS["cpu"], python)
-        assert {"t5", "babel", "scikit-learn"} <= set(found) and not set(found) & set(cpu)
-        assert not {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"} & set(found)
-        assert {name: version for name, version in found.items() if tests.get(name, version) != version} == {}
+        assert {"t5", "babel", "scikit-learn"} <= set(versions) and not set(versions) & set(cpu)
+        assert not {"seqio-nightly", "tfds-nightly", "mesh-tensorflow", "transformers"} & set(versions)
+        assert {name: version for name, version in versions.items() if tests.get(name, version) != version} == {}
 
 
 @pytest.mark.parametrize("lock", LOCKS)

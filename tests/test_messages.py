@@ -51,9 +51,9 @@ def readings(function: ast.FunctionDef) -> Iterator[ast.expr]:
     nodes = list(ast.walk(function))
     arguments = function.args
     errors = {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
-    for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-        if each.annotation is not None and re.search("Error|Exception", ast.unparse(each.annotation)):
-            errors.add(each.arg)
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if argument.annotation is not None and re.search("Error|Exception", ast.unparse(argument.annotation)):
+            errors.add(argument.arg)
     texts: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Assign) and is_text(node.value, errors, texts):
@@ -61,13 +61,15 @@ def readings(function: ast.FunctionDef) -> Iterator[ast.expr]:
     for node in nodes:
         match node:
             case ast.Compare(left=left, comparators=others):
-                found = any(is_text(each, errors, texts) for each in (left, *others))
-            case ast.Call(func=ast.Attribute(value=inner, attr=name), args=given):
-                takes_apart = name in READS and bool(given) and is_text(inner, errors, texts)
-                found = takes_apart or (name in PATTERNS and any(is_text(each, errors, texts) for each in given))
+                decides = any(is_text(side, errors, texts) for side in (left, *others))
+            case ast.Call(func=ast.Attribute(value=inner, attr=name), args=arguments_given):
+                takes_apart = name in READS and bool(arguments_given) and is_text(inner, errors, texts)
+                decides = takes_apart or (
+                    name in PATTERNS and any(is_text(argument, errors, texts) for argument in arguments_given)
+                )
             case _:
                 continue
-        if found:
+        if decides:
             yield node
 
 
@@ -76,11 +78,11 @@ def functions(path: Path) -> Iterator[ast.FunctionDef]:
 
 
 def test_no_module_looks_into_a_sentence() -> None:
-    found = {
+    places_that_read = {
         (place_of(path), node.lineno) for path in OURS for function in functions(path) for node in readings(function)
     }
-    assert {place for place, _ in found} >= set(FOREIGN), "a file of FOREIGN reads no text any more"
-    wrong = sorted(f"{place}:{line}" for place, line in found if place not in FOREIGN)
+    assert {file for file, _ in places_that_read} >= set(FOREIGN), "a file of FOREIGN reads no text any more"
+    wrong = sorted(f"{file}:{line}" for file, line in places_that_read if file not in FOREIGN)
     assert not wrong, f"Give the error a field or a fix, and read that in place of its text: {', '.join(wrong)}"
 
 

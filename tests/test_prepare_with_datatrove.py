@@ -47,7 +47,7 @@ def python() -> Path:
 
 
 class Corpus:
-    """Three files of documents, those of them that are to be left, and a model of the two languages."""
+    """Three files of documents, the ones that should remain, and a model of the two languages."""
 
     def __init__(self, folder: Path, python: Path):
         self.folder = folder
@@ -70,8 +70,8 @@ class Corpus:
         subprocess.run([python, "-c", TRAIN, folder / "languages.txt", folder / "lid.bin"], check=True)
 
     def command(self, *flags: str) -> list[str]:
-        given = ["--output=prepared", "--language=ro", "--language-model=lid.bin", "--shards=6"]
-        return [str(self.python), str(SCRIPT), "*.jsonl", *given, *flags]
+        flags_given = ["--output=prepared", "--language=ro", "--language-model=lid.bin", "--shards=6"]
+        return [str(self.python), str(SCRIPT), "*.jsonl", *flags_given, *flags]
 
     def variables(self) -> dict[str, str]:
         return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_ASSETS_CACHE": str(self.folder / "assets"), "PYTHONPATH": ""}
@@ -88,7 +88,7 @@ class Corpus:
         """Returns the documents of each file that was written."""
         files = sorted((self.folder / output).glob("*.jsonl.gz"))
         lines = {path.name: gzip.decompress(path.read_bytes()).decode().splitlines() for path in files}
-        return {name: [json.loads(line)["text"] for line in found] for name, found in lines.items()}
+        return {name: [json.loads(line)["text"] for line in rows] for name, rows in lines.items()}
 
 
 @pytest.fixture(scope="module")
@@ -104,21 +104,21 @@ def prepared(corpus: Corpus) -> Corpus:
     return corpus
 
 
-def without_one_of_its_copies(corpus: Corpus, found: dict[str, list[str]]) -> bool:
+def without_one_of_its_copies(corpus: Corpus, documents: dict[str, list[str]]) -> bool:
     """Returns whether the right documents are left; of those that are nearly equal any may be the one that stays."""
-    texts = [text.removesuffix(" Sfârșit.") for part in found.values() for text in part]
+    texts = [text.removesuffix(" Sfârșit.") for part in documents.values() for text in part]
     return sorted(texts) == sorted(corpus.kept)
 
 
 def test_language_quality_and_copies_are_filtered_and_limba_reads_the_shards(
     prepared: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = prepared.texts("prepared")
-    assert [len(part) for part in found.values()] == [10] * 6
-    assert without_one_of_its_copies(prepared, found)
+    documents = prepared.texts("prepared")
+    assert [len(part) for part in documents.values()] == [10] * 6
+    assert without_one_of_its_copies(prepared, documents)
     files = f"{prepared.folder}/prepared/*.jsonl.gz"
     read = source_of_files(files, validation_percent=0).texts("train")
-    assert sorted(read) == sorted(text for part in found.values() for text in part)
+    assert sorted(read) == sorted(text for part in documents.values() for text in part)
     assert main.main(["inspect", files, "--vocabulary=byte", "--num=1"]) == 0
     learned = list(source_of_files(files).texts("train"))  # without a hundredth of them, for validation
     assert 55 < len(learned) <= 60 and f"{len(learned)} documents" in capsys.readouterr().out

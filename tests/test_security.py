@@ -49,9 +49,9 @@ def given(call: ast.Call, name: str) -> object:
     return values[0].value if values and isinstance(values[0], ast.Constant) else None
 
 
-def faults(tree: ast.AST, place: str) -> Iterator[str]:
+def faults(tree: ast.AST, file: str) -> Iterator[str]:
     bases = [base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
-    if any(dotted(base).endswith("Unpickler") for base in bases) and place != TABLES_OF_TENSORS:
+    if any(dotted(base).endswith("Unpickler") for base in bases) and file != TABLES_OF_TENSORS:
         yield "a reader of pickles"
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = dotted(call.func)
@@ -66,22 +66,22 @@ def faults(tree: ast.AST, place: str) -> Iterator[str]:
             yield f"{name} with allow_pickle"
         if any(keyword.arg == "shell" for keyword in call.keywords) and last != "shellcode":  # argcomplete's script
             yield f"{name} with shell"
-        if last in ("extractall", "extract", "unpack_archive") and place not in UNPACKS and "re." not in name:
+        if last in ("extractall", "extract", "unpack_archive") and file not in UNPACKS and "re." not in name:
             yield name
-        if last in ("import_module", "find_module") and place not in IMPORTS_BY_NAME:
-            yield f"{name} in {place}"
+        if last in ("import_module", "find_module") and file not in IMPORTS_BY_NAME:
+            yield f"{name} in {file}"
         if any(keyword.arg == "trust_remote_code" for keyword in call.keywords) and given(call, "trust_remote_code"):
             yield "trust_remote_code"
 
 
 def test_no_text_is_run() -> None:
-    found = [
+    wrong = [
         f"{place_of(path)}: {fault}"
         for path in SHIPPED
         if "benchmarks" not in path.parts
         for fault in faults(tree_of(path), place_of(path))
     ]
-    assert not found, "\n".join(found)
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_search_finds_what_it_should() -> None:
@@ -108,5 +108,5 @@ def test_the_search_finds_what_it_should() -> None:
 
 
 def test_what_may_is_still_there() -> None:
-    for place in (*UNPACKS, *IMPORTS_BY_NAME):
-        assert any(place_of(path) == place for path in SHIPPED), place
+    for file in (*UNPACKS, *IMPORTS_BY_NAME):
+        assert any(place_of(path) == file for path in SHIPPED), file

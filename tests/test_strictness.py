@@ -70,7 +70,7 @@ def by_the_clock(tree: ast.AST) -> Iterator[str]:
             if isinstance(node.value.value, int | float) and node.value.value < LEAST_SECONDS:
                 yield f"{node.value.lineno}: timeout={node.value.value}: a busy machine needs {LEAST_SECONDS} s or more"
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE) and has_clock(node):
-            yield f"{node.lineno}: {ast.unparse(node)}: how long it takes is no test"
+            yield f"{node.lineno}: {ast.unparse(node)}: how long it takes is not a test"
 
 
 def has_clock(tree: ast.AST) -> bool:
@@ -78,10 +78,12 @@ def has_clock(tree: ast.AST) -> bool:
 
 
 def test_no_test_depends_on_how_fast_the_machine_is() -> None:
-    found = {place_of(path): list(by_the_clock(tree_of(path))) for path in TESTS}
-    wrong = [f"{place}:{fault}" for place, faults in found.items() if place not in BY_THE_CLOCK for fault in faults]
+    faults_by_file = {place_of(path): list(by_the_clock(tree_of(path))) for path in TESTS}
+    wrong = [
+        f"{file}:{fault}" for file, faults in faults_by_file.items() if file not in BY_THE_CLOCK for fault in faults
+    ]
     assert not wrong, "\n".join(wrong)
-    assert not [place for place in BY_THE_CLOCK if not found.get(place)], "these need no permission any more"
+    assert not [file for file in BY_THE_CLOCK if not faults_by_file.get(file)], "these need no permission any more"
 
 
 @pytest.mark.parametrize(

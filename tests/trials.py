@@ -139,7 +139,7 @@ def main() -> None:
         replaced(path, text)
         failed = run(tests, marks, Watching(first, rank), most).failed
         if failed in ended.seconds:
-            first = [failed, *(each for each in first if each != failed)]
+            first = [failed, *(item for item in first if item != failed)]
         print(json.dumps(failed), flush=True)
     replaced(path, before)
 

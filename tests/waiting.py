@@ -19,7 +19,7 @@ def wait_until(is_so: Callable[[], object], seen: Callable[[], object] = lambda:
 
 
 class Clock:
-    """A clock that only the test turns, in the place of the module `time` in what waits by it."""
+    """A clock that only the test turns, in place of the module `time` in what waits by it."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -29,11 +29,11 @@ LETTER = re.compile(r"※［＃[^］]*?(?:U\+([0-9A-F]{4,5})|(\d)-(\d{1,2})-(\d{
 NOTE = re.compile(r"｜|《[^》]*》|［＃[^］]*］")
 
 
-def _letter(found: re.Match[str]) -> str:
+def _letter(match: re.Match[str]) -> str:
     """Returns the letter that Shift_JIS lacks: by Unicode, or by plane, row and cell of JIS X 0213."""
-    if found[1]:
-        return chr(int(found[1], 16))
-    plane, row, cell = (int(each) for each in found.group(2, 3, 4))
+    if match[1]:
+        return chr(int(match[1], 16))
+    plane, row, cell = (int(group) for group in match.group(2, 3, 4))
     code = bytes((row + 0xA0, cell + 0xA0))
     return (code if plane == 1 else b"\x8f" + code).decode("euc_jis_2004", "replace")
 

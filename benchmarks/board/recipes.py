@@ -106,44 +106,46 @@ def own_settings(recipe: Recipe, settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in sorted(settings.items()) if value != default(name)}
 
 
-def settings_of(given: Sequence[str]) -> dict[str, Any]:
-    """Returns what FIELD=VALUE flags set; InputError for a field that does not exist or a value that is none.
+def settings_of(assignments: Sequence[str]) -> dict[str, Any]:
+    """Returns what FIELD=VALUE flags set; InputError for a field that does not exist or a wrong value.
 
     >>> settings_of(["learning_rate=0.1", "beta2=0.95", "multiply_by_parameter_scale=False"])
     {'beta2': 0.95, 'learning_rate': 0.1, 'multiply_by_parameter_scale': False}
     """
-    found = {}
-    for each in given:
-        name, _, value = each.partition("=")
+    settings = {}
+    for assignment in assignments:
+        name, _, value = assignment.partition("=")
         if name not in (*OWN, ROWS, *OF_OPTIMIZER):
             raise InputError(
-                f"--set={each} names no field{did_you_mean(name, (*OWN, ROWS, *OF_OPTIMIZER))[:-1]}; write"
+                f"--set={assignment} names no field{did_you_mean(name, (*OWN, ROWS, *OF_OPTIMIZER))[:-1]}; write"
                 f" --set=FIELD=VALUE with {', '.join(OWN)}, {ROWS} or a field of OptimizerConfig."
             )
         try:
-            found[name] = ast.literal_eval(value)
+            settings[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[name] = value
-        if name in OWN and (isinstance(found[name], bool) or not isinstance(found[name], int | float)):
-            raise InputError(f"--set={each} gives no number; write --set={name}=0.1.")
-        if name == ROWS and not (isinstance(found[name], int) and found[name] > 0 and found[name] % ROWS_MULTIPLE == 0):
-            raise InputError(f"--set={each}: rows are a multiple of {ROWS_MULTIPLE}, the shards that fill them.")
-    return dict(sorted(found.items()))
+            settings[name] = value
+        if name in OWN and (isinstance(settings[name], bool) or not isinstance(settings[name], int | float)):
+            raise InputError(f"--set={assignment} gives no number; write --set={name}=0.1.")
+        rows = settings.get(ROWS, ROWS_MULTIPLE)
+        if not (isinstance(rows, int) and rows > 0 and rows % ROWS_MULTIPLE == 0):
+            raise InputError(f"--set={assignment}: rows are a multiple of {ROWS_MULTIPLE}, the shards that fill them.")
+    return dict(sorted(settings.items()))
 
 
 def optimizer_of(recipe: Recipe, settings: Settings, size: Size, steps: int) -> OptimizerConfig:
     """Returns the optimizer of a run; raises ConfigError for values that it refuses, InputError for shares above 1."""
-    own = {name: settings.get(name, getattr(recipe, name)) for name in OWN}
-    rate = size.rate(own["learning_rate"], recipe.exponent)
+    shares = {name: settings.get(name, getattr(recipe, name)) for name in OWN}
+    rate = size.rate(shares["learning_rate"], recipe.exponent)
     if recipe.schedule == "factors":
-        schedule = ScheduleConfig("factors", rate, "constant * rsqrt_decay", warmup_steps=int(own["warmup"]))
+        schedule = ScheduleConfig("factors", rate, "constant * rsqrt_decay", warmup_steps=int(shares["warmup"]))
     else:
-        if not (0 <= own["warmup"] < 1 and 0 < own["decay"] <= 1 and own["warmup"] + own["decay"] <= 1):
+        if not (0 <= shares["warmup"] < 1 and 0 < shares["decay"] <= 1 and shares["warmup"] + shares["decay"] <= 1):
             raise InputError(
-                f"warmup is {own['warmup']:g} and decay {own['decay']:g}; give shares of the steps, together at most 1."
+                f"warmup is {shares['warmup']:g} and decay {shares['decay']:g};"
+                " give shares of the steps, together at most 1."
             )
-        warmup = round(own["warmup"] * steps)
-        decay = max(1, round(own["decay"] * steps))
+        warmup = round(shares["warmup"] * steps)
+        decay = max(1, round(shares["decay"] * steps))
         is_stable = recipe.schedule == "warmup_stable_decay"
         schedule = ScheduleConfig(
             recipe.schedule, rate, warmup_steps=warmup, decay_steps=min(decay, steps - warmup) if is_stable else None

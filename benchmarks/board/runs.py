@@ -66,14 +66,14 @@ def config_of(trial: Trial, text: Text, board: Path) -> RunConfig:
     recipe = recipes.recipe_of(trial.recipe)
     model = size.model()
     lengths = {"inputs": sizes.INPUTS}
-    own = {}
+    data_fields = {}
     if recipe.is_encoder:
         model = size.encoder("bidirectional" if recipe.hybrid is None else "hybrid")
         lengths = {"targets": sizes.INPUTS}
-        own = {"objective": "masked_lm", "noise_density": 0.3, "causal_share": recipe.hybrid}
+        data_fields = {"objective": "masked_lm", "noise_density": 0.3, "causal_share": recipe.hybrid}
         if recipe.causal is not None:
             border = round(recipe.causal * trial.steps)
-            own |= {"objective": "causal_lm", "stages": ((border, "demo_span_corruption", "masked_lm"),)}
+            data_fields |= {"objective": "causal_lm", "stages": ((border, "demo_span_corruption", "masked_lm"),)}
     data = DataConfig(
         "demo_span_corruption",
         lengths,
@@ -83,7 +83,7 @@ def config_of(trial: Trial, text: Text, board: Path) -> RunConfig:
         seed=trial.seed,
         num_data_shards=SHARDS,
         task_modules=("tasks.demo",),
-        **own,
+        **data_fields,
     )
     every = max(1, trial.steps // EVALUATIONS)
     return RunConfig(

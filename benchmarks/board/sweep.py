@@ -51,18 +51,18 @@ def sweep(trials: Sequence[Trial], text: Text, board: Path) -> Iterator[dict[str
     seeds = sorted({trial.seed for trial in left})
     settings = list({json.dumps(trial.settings, sort_keys=True): trial.settings for trial in left}.values())
     table = {(trial.seed, json.dumps(trial.settings, sort_keys=True)): trial for trial in left}
-    grid = [[table.get((seed, json.dumps(each, sort_keys=True))) for each in settings] for seed in seeds]
-    fixed = [{name: value for name, value in each.items() if name not in OWN} for each in settings]
-    if any(trial is None for row in grid for trial in row) or any(each != fixed[0] for each in fixed):
+    grid = [[table.get((seed, json.dumps(point, sort_keys=True))) for point in settings] for seed in seeds]
+    fixed = [{name: value for name, value in point.items() if name not in OWN} for point in settings]
+    if any(trial is None for row in grid for trial in row) or any(point != fixed[0] for point in fixed):
         raise InputError("A sweep runs each seed with each rate, and nothing else may differ: run these one by one.")
     after = {"momentum", "weight_decay"} & fixed[0].keys()  # of Adafactor, whose rate is not the last factor then
     if after and recipe_of(left[0].recipe).optimizer["name"] == "adafactor":
         raise InputError(f"Adafactor's {min(after)} comes after the rate: run these one by one.")
     replicas = _Replicas([[config_of(trial, text, board) for trial in row if trial] for row in grid])
-    found = replicas.run()
+    seed_results = replicas.run()
     del replicas
     jax.clear_caches()  # else a sweep keeps the programs of the ones before
-    for row, of_seed in zip(grid, found, strict=True):
+    for row, of_seed in zip(grid, seed_results, strict=True):
         for trial, measured in zip(row, of_seed, strict=True):
             assert trial is not None
             status = "finished" if np.isfinite(measured["curve"]["loss"]).all() else "diverged"

@@ -127,8 +127,8 @@ def _row(group: Group, baseline: Group | None) -> list[str]:
     runs = group.runs
     reached = share = ""
     if baseline is not None:
-        found = [steps_to(run["curve"]["steps"], run["curve"]["loss"], baseline.loss) for run in runs]
-        known = [step for step in found if step is not None]
+        steps_reached = [steps_to(run["curve"]["steps"], run["curve"]["loss"], baseline.loss) for run in runs]
+        known = [step for step in steps_reached if step is not None]
         if len(known) == len(runs):
             reached = _spread(known, 0)
             share = f"{statistics.fmean(known) / baseline.steps:.0%}".replace("%", " %")

@@ -52,22 +52,22 @@ def part_of(text: str) -> tuple[int, str]:
     >>> part_of("Ein Text."), part_of("Ein Text.") == part_of("Ein Text!")
     ((12549177246098319625, 'train'), False)
     """
-    place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-    left = place % 1_000
+    order = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    left = order % 1_000
     for part, size in PERMILLE.items():
         if left < size:
-            return place, part
+            return order, part
         left -= size
-    return place, "train"
+    return order, "train"
 
 
 def write_corpus(
-    to: Path, name: str, documents: Sequence[Mapping[str, str]], about: Mapping[str, Any]
+    to: Path, name: str, documents: Sequence[Mapping[str, str]], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Writes to/NAME.jsonl, and to/NAME.json with facts about it; returns the latter."""
-    content = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in documents).encode()
+    content = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents).encode()
     digest = hashlib.sha256(content).hexdigest()
-    said = {**about, "documents": len(documents), "bytes": len(content), "sha256": digest}
+    said = {**facts, "documents": len(documents), "bytes": len(content), "sha256": digest}
     to.mkdir(parents=True, exist_ok=True)
     write_whole(str(to / f"{name}.jsonl"), content)
     write_whole(str(to / f"{name}.json"), json.dumps(said, indent=1) + "\n")
@@ -75,11 +75,11 @@ def write_corpus(
 
 
 def _files(patterns: str) -> list[str]:
-    found = [sorted(glob.glob(os.path.expanduser(each.strip()))) for each in patterns.split(",")]
-    for pattern, files in zip(patterns.split(","), found, strict=True):
+    paths_by_pattern = [sorted(glob.glob(os.path.expanduser(part.strip()))) for part in patterns.split(",")]
+    for pattern, files in zip(patterns.split(","), paths_by_pattern, strict=True):
         if not files:
             raise InputError(f"--corpus is {patterns}, and no file is named {pattern.strip()}; correct the path.")
-    return [path for files in found for path in files]
+    return [path for files in paths_by_pattern for path in files]
 
 
 def divided(patterns: str, board: Path) -> Text:
@@ -92,19 +92,19 @@ def divided(patterns: str, board: Path) -> Text:
     name = re.sub(r"[^\w-]+", "_", Path(files[0]).name.split(".")[0])
     text = Text(name, board / "text" / name)
     facts = {"files": {os.path.abspath(path): os.path.getsize(path) for path in files}}
-    about = text.folder / ABOUT
-    if about.exists():
-        known = json.loads(about.read_text(encoding="utf-8"))
+    facts_file = text.folder / ABOUT
+    if facts_file.exists():
+        known = json.loads(facts_file.read_text(encoding="utf-8"))
         if known["files"] != facts["files"]:
             raise InputError(
-                f"{about} was made of other files, or these have changed since; give another --board, whose runs are"
-                " then compared with each other."
+                f"{facts_file} was made of other files, or these have changed since; give another --board, whose runs"
+                " are then compared with each other."
             )
         return text
     text.folder.mkdir(parents=True, exist_ok=True)
     facts["documents"] = _divide(files, text)
     _train_vocabulary(text)
-    write_whole(str(about), json.dumps(facts, indent=1) + "\n")
+    write_whole(str(facts_file), json.dumps(facts, indent=1) + "\n")
     return text
 
 
@@ -125,8 +125,8 @@ def _divide(files: list[str], text: Text) -> dict[str, int]:
     """Writes the parts, each in the order of its documents' hashes; returns the number of documents of each."""
     parts: dict[str, dict[int, str]] = {part: {} for part in ("train", *PERMILLE)}
     for document, author in _documents(files):
-        place, part = part_of(document)
-        parts[part_of(author)[1] if author else part][place] = document
+        order, part = part_of(document)
+        parts[part_of(author)[1] if author else part][order] = document
     empty = [part for part, documents in parts.items() if not documents]
     if empty:
         raise InputError(

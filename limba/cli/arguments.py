@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         """Adds the object of the command: its argument without a flag, or `--name=`. It is None if not given.
 
-        With `takes_several` it is a list. With `is_run` it is a run, and has to be given.
+        With `takes_several` it is a list. With `is_run` it is a run, and required.
         """
         self._object = name
         self._takes_several = takes_several

@@ -145,7 +145,7 @@ def _print(trained: TrainedModel, results: Results, directory: epath.Path) -> No
 
 
 def _rows(figures: Mapping[str, float], copied: Mapping[str, float], hits: Hits | None) -> Iterator[str]:
-    """Yields the figures that a reader looks for first, each beside what it has to beat."""
+    """Yields the figures that a reader looks for first, each beside the figure to beat."""
     forms = {
         "loss": "loss {:.4f}",
         "accuracy": "token accuracy {:.1%}",

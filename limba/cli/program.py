@@ -29,7 +29,7 @@ NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAM
 
 # The exit status after one sentence on stderr, by the error's class; docs/resume.md has the table.
 CODES = {kind: kind.exit_status for kind in (InputError, NonFiniteError, StorageError, RestartError)}
-# What stands before the value of a gin override. MODEL_DIR is left out, since nothing is read from its address.
+# What precedes the value of a gin override. MODEL_DIR is left out, since nothing is read from its address.
 OVERRIDE = re.compile(r"^--gin\.(?!MODEL_DIR=|config\.RunConfig\.model_dir=)[\w.]+=")
 INTERRUPTED = 130  # after Ctrl-C, as shells have it: 128 and the number of SIGINT
 EXIT_SECONDS = 60.0  # that threads have to end in when the program is done

@@ -27,7 +27,7 @@ class Objective(NamedTuple):
     has_inputs: bool = True  # which an encoder reads, and a decoder-only model as a prefix
     for_decoder: bool = False  # a decoder-only model can learn it
     is_masked: bool = False  # an encoder can: its inputs are its targets, some of them hidden
-    has_only_gaps: bool = False  # a T5 that learned nothing else writes what stands in gaps, and no running text
+    has_only_gaps: bool = False  # a T5 that learned nothing else writes the words of gaps, not running text
 
     @property
     def has_prefix(self) -> bool:

@@ -118,7 +118,13 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 class InputError(SentenceError, ValueError):
-    """An invalid input: one sentence that says what is wrong, where, and what to do."""
+    """An invalid input: one sentence that says what is wrong, where, and what to do.
+
+    It is a ValueError too. A command prints it and ends with its exit status.
+
+    >>> str(InputError("corpus.jsonl does not exist; give another path.")), InputError.exit_status
+    ('corpus.jsonl does not exist; give another path.', 2)
+    """
 
     exit_status = 2
 

@@ -218,7 +218,7 @@ def near(name: str, others: tuple[str, ...] = ()) -> list[str]:
     """
     text = re.sub(r"^\d+ ?x ?|-\d+$|(?<=\d)x\d+$", "", name.lower())
     known = {_without_signs(name_of_chip): name_of_chip for name_of_chip in (*_BY_NAME, *others)}
-    known |= {plain: found for plain, found in _NAMES.items() if plain not in known}
+    known |= {plain: listed for plain, listed in _NAMES.items() if plain not in known}
     close = difflib.get_close_matches(_without_signs(text), known, n=4, cutoff=0.5)
     return list(dict.fromkeys(known[match] for match in close))[:3]
 

@@ -21,7 +21,11 @@ from limba.config.schedule import AUTO, USUAL_RATES, ScheduleConfig
 class OptimizerConfig:
     """What every rule has: its name, the schedule of the learning rate, and what goes around the rule.
 
-    Each rule is a subclass with fields of its own. In gin files all of them are `config.OptimizerConfig`.
+    Each rule is a subclass with fields of its own, which `optimizer_config` finds by its name. In gin files all of them
+    are `config.OptimizerConfig`. Raises ConfigError for a value beyond a field's limit.
+
+    >>> optimizer_config("adamw", weight_decay=0.1).clip_global_norm is None
+    True
     """
 
     CLASS_NAME = "OptimizerConfig"  # in gin files and messages, for the subclasses too; not a field: it has no type
@@ -37,14 +41,14 @@ class OptimizerConfig:
     def __new__(cls, *values: object, **fields: object) -> Self:
         """Raises ConfigError for a field that only a rule has: Python itself would only say that it is unexpected."""
         for name in fields:
-            users = [each for each, rule in RULES.items() if name in rule.__dataclass_fields__]
+            users = [user for user, rule in RULES.items() if name in rule.__dataclass_fields__]
             if cls.__name__ == OptimizerConfig.__name__ and users and name not in cls.__dataclass_fields__:
-                given = fields.get("name", values[0] if values else None)
-                rule_name = given if given in users else users[0]
+                name_value = fields.get("name", values[0] if values else None)
+                rule_name = name_value if name_value in users else users[0]
                 raise ConfigError(
                     f"OptimizerConfig.{name}",
-                    f"is a field of {', '.join(users)}, and OptimizerConfig has those of all rules; write"
-                    f" limba.optimizer_config({rule_name!r}, {name}={fields[name]!r}).",
+                    f"is a field of {', '.join(users)}, and OptimizerConfig has only the fields common to all rules;"
+                    f" write limba.optimizer_config({rule_name!r}, {name}={fields[name]!r}).",
                 )
         return object.__new__(cls)
 

@@ -53,7 +53,7 @@ def reason_for(error: Exception) -> str:
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Opens a local file for reading; InputError for what is none, such as a pipe, which would be waited for.
+    """Opens a local file for reading; InputError for anything else, such as a pipe, on which a read would wait.
 
     OSError as `open` for a file that is missing, or that is a directory.
     """
@@ -92,7 +92,7 @@ def _check_kind(path: str | os.PathLike[str], mode: int) -> None:
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
         name = kinds.get(stat.S_IFMT(mode), "something else")
-        raise InputError(f"{os.fspath(path)} is {name} and no regular file; remove it, or copy the folder again.")
+        raise InputError(f"{os.fspath(path)} is {name}, not a regular file; remove it, or copy the folder again.")
 
 
 def bytes_of(path: str | os.PathLike[str], most: int = -1) -> bytes:

@@ -28,6 +28,7 @@ CHOICES = 1024  # of a mixture that are drawn at once
 ROWS_PER_BLOCK = 32  # that are made at once
 FEWER_ROWS = 8  # the same in a mixture of more than MANY_TASKS, since each task and shard holds a block
 MANY_TASKS = 16
+MOST_GROUPS = 16  # of documents that are tokenized in one call
 
 
 def rows_per_block(num_tasks: int) -> int:
@@ -79,8 +80,9 @@ class Dataset(abc.ABC, Generic[T]):
     """A finite or endless sequence of elements; iterating over it gives their values from the beginning on.
 
     `spec` says the features of an element. `cardinality` is the number of elements, as tf.data's: None where it is not
-    known beforehand. `draws` are those of the next step that draws random numbers, and `rows_per_block` is the number
-    of rows that a step makes at once.
+    known beforehand. `draws` belong to the next step that draws random numbers, and `rows_per_block` is the number
+    of rows that a step makes at once. `tokens_at_once` are those that may be made ahead; with 0 no document is read
+    before it is due.
     """
 
     def __init__(self, spec: Mapping[str, Spec], cardinality: int | None = None):
@@ -88,6 +90,7 @@ class Dataset(abc.ABC, Generic[T]):
         self.cardinality = cardinality
         self.draws = Draws(seed=0)
         self.rows_per_block = rows_per_block(num_tasks=1)
+        self.tokens_at_once = 0
 
     @abc.abstractmethod
     def read(self, place: Place = None) -> Iterator[Item[T]]:
@@ -128,7 +131,7 @@ class Dataset(abc.ABC, Generic[T]):
         return _Batched(self, size, drop_remainder)
 
     def tokens(self, tokenize: Callable[[list[T]], Sequence[np.ndarray]], size: int) -> Dataset[Vector]:
-        """Returns {"targets": the tokens of `size` documents in a row}; `tokenize` returns those of each document."""
+        """Returns {"targets": the tokens of `size` documents in a row}; `tokenize` returns each document's tokens."""
         return _Tokenized(self, tokenize, size)
 
     def blocks(self, size: int) -> Dataset[Vector]:
@@ -142,7 +145,7 @@ class Dataset(abc.ABC, Generic[T]):
     ) -> Dataset[U]:
         """Returns a data set of the results of (vector, ends of its documents, number of the vector).
 
-        Each result is (element, the token of the vector that comes after those of the element). Elements take the
+        Each result is (element, the token of the vector that comes after the element's). Elements take the
         tokens in order, so each has the documents of its own.
         """
 
@@ -150,8 +153,8 @@ class Dataset(abc.ABC, Generic[T]):
             cuts = function(item.value["targets"], item.ends, number)
             slices = _documents_of_parts(_ends_of(item), [stop for _, stop in cuts])
             return [
-                Item(value, item.documents[own], None, None, item.tasks)
-                for (value, _), own in zip(cuts, slices, strict=True)
+                Item(value, item.documents[of_part], None, None, item.tasks)
+                for (value, _), of_part in zip(cuts, slices, strict=True)
             ]
 
         return _FlatMapped(self, parts, spec)
@@ -168,6 +171,7 @@ class Derived(Dataset[U], Generic[T, U]):
         super().__init__(parent.spec if spec is None else spec, cardinality)
         self.draws = parent.draws
         self.rows_per_block = parent.rows_per_block
+        self.tokens_at_once = parent.tokens_at_once
         self._parent = parent
 
 
@@ -205,7 +209,7 @@ class Mixed(Dataset[T]):
     def read(self, place: Place = None) -> Iterator[Item[T]]:
         """Yields the elements; a place has the number of the next choice, what has ended, and a place of each part.
 
-        Parts are those of all data sets, also of one without a rate: another start may give it one.
+        There is a part for each data set, also for one without a rate: another start may give it one.
         """
         begun = place or {"number": 0, "ended": [], "parts": [None] * len(self._datasets)}
         number = begun["number"]
@@ -265,22 +269,27 @@ class _Tokenized(Derived[T, Vector]):
         self._size = size
 
     def read(self, place: Place = None) -> Iterator[Item[Vector]]:
-        for group in _groups(self._parent.read(place), self._size):
-            item = self._joined(group)
-            group.clear()  # a generator that waits keeps its variables: the texts are not needed any more
-            yield item
+        """Yields the vectors, each of one group of documents.
 
-    def _joined(self, group: Sequence[Item[T]]) -> Item[Vector]:
-        """Returns the tokens of some documents in a row."""
-        vectors = self._tokenize([item.value for item in group])
-        documents: list[Document] = []
-        sizes = []
-        for item, vector in zip(group, vectors, strict=True):
-            if len(vector):  # a document without tokens is in no row
-                documents += item.documents
-                sizes.append(len(vector))
-        ends = np.cumsum(sizes, dtype=np.int64)
-        return Item({"targets": np.concatenate(vectors)}, documents, group[-1].place, ends)
+        Several groups are tokenized in one call, of which a place knows nothing: a call for each would find the
+        tokenizer's tables out of the processor's cache. The first call is for one group, since a row waits for it.
+        """
+        items = self._parent.read(place)
+        num_groups = 1
+        while read := list(itertools.islice(items, num_groups * self._size)):
+            vectors = self._tokenize([item.value for item in read])
+            groups = [slice(start, start + self._size) for start in range(0, len(read), self._size)]
+            made = [_joined(read[group], vectors[group]) for group in groups]
+            num_tokens = sum(map(len, vectors))
+            read.clear()  # a generator that waits keeps its variables: the texts are not needed any more
+            del vectors
+            made.reverse()
+            while made:
+                yield made.pop()
+            if num_tokens < self.tokens_at_once // 2:
+                num_groups = min(2 * num_groups, MOST_GROUPS)
+            elif num_tokens > self.tokens_at_once:
+                num_groups = max(num_groups // 2, 1)
 
 
 class _FlatMapped(Derived[T, U]):
@@ -354,10 +363,10 @@ class _Blocks(Derived[Any, Vector]):
             ends_here = _ends_of(item)
             while start < len(vector):
                 stop = min(start + self._size - filled, len(vector))
-                (own,) = _documents_of_parts(ends_here, [stop], start)
+                (of_part,) = _documents_of_parts(ends_here, [stop], start)
                 parts.append(vector[start:stop])
-                documents += item.documents[own]
-                ends.append(np.minimum(ends_here[own], stop) - start + filled)
+                documents += item.documents[of_part]
+                ends.append(np.minimum(ends_here[of_part], stop) - start + filled)
                 filled += stop - start
                 start = stop
                 if filled == self._size:
@@ -419,6 +428,18 @@ def _groups(items: Iterator[T], size: int) -> Iterator[list[T]]:
         yield group
 
 
+def _joined(group: Sequence[Item[Any]], vectors: Sequence[np.ndarray]) -> Item[Vector]:
+    """Returns the tokens of some documents in a row, of those of each."""
+    documents: list[Document] = []
+    sizes = []
+    for item, vector in zip(group, vectors, strict=True):
+        if len(vector):  # a document without tokens is in no row
+            documents += item.documents
+            sizes.append(len(vector))
+    ends = np.cumsum(sizes, dtype=np.int64)
+    return Item({"targets": np.concatenate(vectors)}, documents, group[-1].place, ends)
+
+
 def _of_same_documents(item: Item[Any], values: Sequence[U]) -> list[Item[U]]:
     return [Item(value, item.documents, None, None, item.tasks) for value in values]
 
@@ -450,7 +471,7 @@ def _documents_of_parts(ends: np.ndarray, stops: Sequence[int], start: int = 0) 
     firsts = np.searchsorted(ends, edges[:-1], side="right")
     lasts = np.searchsorted(ends, edges[1:] - 1, side="right")
     if len(ends):
-        # Documents that end together are those of which no end is known: all of them.
+        # Documents without a known end all end together.
         lasts = np.searchsorted(ends, ends[np.minimum(lasts, len(ends) - 1)], side="right") - 1
     return [slice(first, last + 1) for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 

@@ -27,7 +27,7 @@ TRIED = 7  # documents with which a task's preprocessors are tried, without read
 class Deal:
     """Task -> the counts of its documents, in the order of the tasks; a task without them deals whole units.
 
-    `rows` are those of one epoch of all tasks; None if they cannot be known beforehand, and `reason` then says why.
+    `rows` counts one epoch of all tasks; None if it cannot be known beforehand, and `reason` then says why.
     `is_exact` is False if they are an estimate.
     """
 
@@ -55,7 +55,7 @@ class Deal:
         """Returns what `to_text` has given."""
         plain = json.loads(text)
         plain.pop("marks_corpora", None)  # which versions before 0.3 wrote
-        counts = {name: Counts.of(each) for name, each in plain["counts"].items()}
+        counts = {name: Counts.of(count) for name, count in plain["counts"].items()}
         return Deal(**{**plain, "counts": counts})
 
 
@@ -90,24 +90,24 @@ def deal_of(
     reasons = list[str]()
     sources = unit_sources(task) if has_exact_positions(task) else {}
     for part in parts_of(task):
-        found = None if known is None else known.get(part.name)
+        part_counts = None if known is None else known.get(part.name)
         if known is None and part.name in sources:
-            found = sources[part.name].count(config.train_split, config.max_examples)
-        if found is None and config.max_examples is not None:
+            part_counts = sources[part.name].count(config.train_split, config.max_examples)
+        if part_counts is None and config.max_examples is not None:
             raise ConfigError(
                 "DataConfig.max_examples",
                 f"is {config.max_examples:,}, and {task.name} reads documents that cannot be counted; set"
                 " DataConfig.data_files to its files.",
             )
         is_wanted = names is None or part.name in names
-        if found is not None and is_wanted and (found.is_exact or wants_epochs):
-            counts[part.name] = found
+        if part_counts is not None and is_wanted and (part_counts.is_exact or wants_epochs):
+            counts[part.name] = part_counts
         reasons.append(_unknown(part, lengths, config, counts.get(part.name)))
     reason = next(filter(None, reasons), "")
     if isinstance(task, Mixture) and config.num_epochs is None:
         reason = reason or f"{task.name} is a mixture without an end, whose tasks have epochs of their own"
-    rows = None if reason else sum(each.total for each in counts.values())
-    return Deal(counts, rows, all(each.is_exact for each in counts.values()), reason)
+    rows = None if reason else sum(count.total for count in counts.values())
+    return Deal(counts, rows, all(count.is_exact for count in counts.values()), reason)
 
 
 def _unknown(part: Task, lengths: Mapping[str, int], config: DataConfig, counts: Counts | None) -> str:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 WORD = (1 << 64) - 1
 MOST_SORTED = 1 << 12  # keys that are sorted as 32 bits
@@ -29,7 +30,19 @@ class Purpose(enum.IntEnum):
     ROWS = 4  # what an objective hides or splits: the block of rows
     MIXTURE = 5  # the tasks of examples: the group of examples
     SHUFFLE = 6  # the order of a window: the window
-    SEQIO = 7  # the first seed of preprocessors in TensorFlow: 0; that of a source: 1
+    SEQIO = 7  # the first seed of preprocessors in TensorFlow: 0; a source's seed: 1
+
+
+class _Key(ISeedSequence):
+    """A key as Philox asks a seed for it: given as `key`, it would draw a seed from the system first, and drop it."""
+
+    def __init__(self, key: np.ndarray):
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        """Returns the key, uint64 [2], which is all that Philox asks for."""
+        del n_words, dtype
+        return self._key
 
 
 class Words:
@@ -64,7 +77,7 @@ class Words:
 class Draws(NamedTuple):
     """What random numbers depend on beside their purpose and number.
 
-    `name` is that of a task or mixture. `era` is an epoch for the order of documents; for all else it is the first
+    `name` is the name of a task or mixture. `era` is an epoch for the order of documents; for all else it is the first
     epoch of a pass over a changed corpus, and 0 before. `step` counts the steps of a task that draw.
     """
 
@@ -80,7 +93,7 @@ class Draws(NamedTuple):
         kind = purpose << 48 | self.step << 32 | self.shard
         # Philox counts its own blocks in the first word.
         counter = np.array([0, number, kind, self.era], np.uint64)
-        return Words(np.random.Philox(key=key, counter=counter))
+        return Words(np.random.Philox(_Key(key), counter))
 
     def seed_of_seqio(self, number: int = 0) -> int:
         """Returns a seed for TensorFlow and seqio, of 31 bits."""

@@ -41,7 +41,7 @@ def bleu(targets: Texts, predictions: Texts, tokenizer: str | None = None, langu
 
 
 def chosen(metric: Metric, tokenizer: str | None, languages: Sequence[str]) -> Metric:
-    """Returns a task's metric with a run's choices: those of BLEU, unless the task has made its own."""
+    """Returns a task's metric with a run's choices for BLEU, unless the task has made its own."""
     if metric is bleu:
         return functools.partial(bleu, tokenizer=tokenizer, languages=languages)
     return metric
@@ -62,7 +62,7 @@ def chrf(targets: Texts, predictions: Texts) -> Figures:
 def rouge(targets: Texts, predictions: Texts) -> Figures:
     """F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, which needs a newline between sentences. No stemming.
 
-    Words are those of `words.words_of`, in any script; rouge-score's own tokenizer only knows a-z.
+    Words come from `words.words_of`, in any script; rouge-score's own tokenizer only knows a-z.
     """
     with extras.needed_by("The metric ROUGE"):
         from rouge_score import rouge_scorer

@@ -1,7 +1,7 @@
 """Packs short examples into full rows, and turns rows, packed or not, into the features that the model reads.
 
 In rows of the stream 0 is padding and nothing else. A model that is published with other ids gets its own here, and
-`*_is_read` says what is text (`RowIds`): the network masks by that, whatever id stands at padding.
+`*_is_read` says what is text (`RowIds`): the network masks by that, whatever id padding has.
 
 A packed row holds several examples, distinguished by segment ids. Attention stays inside a segment, so an example has
 the same loss as in a row of its own (Raffel et al. 2020, arXiv:1910.10683, section 3.1.2).
@@ -133,23 +133,23 @@ class _Packed(Derived):
                 continue
             # Before the example is put: so the rows that go for their age follow from any place alone.
             while (oldest := _oldest(rows)) is not None and example.number - rows[oldest][0].number >= MOST_EXAMPLES:
-                given = finished(oldest)
-                yield self._row(given, self._place(rows, example.before, example.number))
+                completed = finished(oldest)
+                yield self._row(completed, self._place(rows, example.before, example.number))
             if not sizes.any():
                 continue
             has_room = np.all(used + sizes <= self._widths, axis=1)
             row = int(has_room.argmax())
-            given: list[_Open] = []
+            completed: list[_Open] = []
             if not has_room[row]:
                 row = int(used.sum(1).argmax())
-                given = finished(row)
+                completed = finished(row)
             put(row, example, sizes)
-            if given:
-                yield self._row(given, self._place(rows, before, number))
+            if completed:
+                yield self._row(completed, self._place(rows, before, number))
         for row in range(OPEN_ROWS):
             if rows[row]:
-                given = finished(row)
-                yield self._row(given, self._place(rows, before, number))
+                completed = finished(row)
+                yield self._row(completed, self._place(rows, before, number))
 
     def _place(self, rows: Sequence[Sequence[_Open]], after: Place, number: int) -> Place:
         """Returns the place after example `number` - 1, whose own place is `after`, with these open rows."""
@@ -249,23 +249,23 @@ def _published(features: Mapping[str, np.ndarray], row_ids: RowIds, is_masked: b
     >>> [features[f"decoder_{name}"].tolist() for name in ("input_tokens", "target_tokens", "is_read")]
     [[[5, 7, 8, 5]], [[7, 8, 1, 1]], [[1, 1, 1, 0]]]
     """
-    found = dict(features)
+    published = dict(features)
     targets = features["decoder_target_tokens"]
     is_read = targets != 0
-    found["decoder_is_read"] = is_read.astype(np.int32)
-    found["decoder_target_tokens"] = _as_published(targets, row_ids)
-    segments = features.get("decoder_segment_ids", found["decoder_is_read"])
+    published["decoder_is_read"] = is_read.astype(np.int32)
+    published["decoder_target_tokens"] = _as_published(targets, row_ids)
+    segments = features.get("decoder_segment_ids", published["decoder_is_read"])
     if is_masked:
-        found["decoder_input_tokens"] = _as_published(features["decoder_input_tokens"], row_ids)
+        published["decoder_input_tokens"] = _as_published(features["decoder_input_tokens"], row_ids)
     else:
-        found["decoder_input_tokens"] = _shifted(found["decoder_target_tokens"], segments, row_ids)
+        published["decoder_input_tokens"] = _shifted(published["decoder_target_tokens"], segments, row_ids)
     if is_masked and "decoder_causal_attention" in features:
-        found["decoder_previous_tokens"] = _shifted(found["decoder_input_tokens"], segments, row_ids)
+        published["decoder_previous_tokens"] = _shifted(published["decoder_input_tokens"], segments, row_ids)
     if "encoder_input_tokens" in features:
         inputs = features["encoder_input_tokens"]
-        found["encoder_is_read"] = (inputs != 0).astype(np.int32)
-        found["encoder_input_tokens"] = _as_published(inputs, row_ids)
-    return found
+        published["encoder_is_read"] = (inputs != 0).astype(np.int32)
+        published["encoder_input_tokens"] = _as_published(inputs, row_ids)
+    return published
 
 
 def stream_targets(features: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -305,7 +305,7 @@ def _joined(rows: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray
     # Examples in their order, inputs before targets, padding last.
     rank = np.where(tokens == 0, np.iinfo(np.int32).max, 2 * numbers + is_target)
     order = np.argsort(rank, axis=1, kind="stable")[:, :length]
-    tokens, numbers = (np.take_along_axis(each, order, axis=1) for each in (tokens, numbers))
+    tokens, numbers = (np.take_along_axis(array, order, axis=1) for array in (tokens, numbers))
     weights = np.take_along_axis(np.broadcast_to(is_target, rank.shape), order, axis=1) & (tokens != 0)
     is_prefix = ~weights & (tokens != 0)
     features = _decoder_features(tokens, numbers if packed else None)

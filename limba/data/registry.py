@@ -1,6 +1,6 @@
 """Tasks and mixtures behind seqio's interface, and their registries, without seqio and TensorFlow.
 
-What is registered here stands in seqio's own registries too, as soon as anything imports seqio; what is registered
+What is registered here is in seqio's own registries too, as soon as anything imports seqio; what is registered
 there is found here. Objects of seqio count as instances of these classes (`LikeSeqio`).
 """
 
@@ -64,11 +64,11 @@ class Mixture(LikeSeqio):
     def __init__(self, name: str, tasks: Sequence[Any], default_rate: Rate | None = None):
         """`tasks` are names, tasks and mixtures, or pairs of one of these and its rate."""
         self.name = name
-        pairs = [each if isinstance(each, tuple | list) else (each, default_rate) for each in tasks]
+        pairs = [entry if isinstance(entry, tuple | list) else (entry, default_rate) for entry in tasks]
         in_registry = lambda name: (TaskRegistry if name in TaskRegistry.names() else MixtureRegistry).get(name)
-        found = [(in_registry(each) if isinstance(each, str) else each, rate) for each, rate in pairs]
-        self._rates: dict[str, tuple[Provider, Any]] = {each.name: (each, rate) for each, rate in found}
-        if not self.tasks or any(rate is None for _, rate in found):
+        providers = [(in_registry(entry) if isinstance(entry, str) else entry, rate) for entry, rate in pairs]
+        self._rates: dict[str, tuple[Provider, Any]] = {provider.name: (provider, rate) for provider, rate in providers}
+        if not self.tasks or any(rate is None for _, rate in providers):
             raise InputError(
                 f"The mixture {name} has no task, or one without a rate; give each a rate, or default_rate."
             )
@@ -94,16 +94,16 @@ class Mixture(LikeSeqio):
         return sum(self._rate(name) for name in self._rates)
 
     def get_rate(self, task: Task) -> float:
-        """Returns a task's rate; that of a mixture inside is divided among its tasks by their own."""
-        found = self._rate(task.name) if task.name in self._rates else 0.0
-        for name, (each, _) in self._rates.items():
-            if isinstance(each, Mixture) and any(part.name == task.name for part in each.tasks):
-                found += self._rate(name) * each.get_rate(task) / each.total_rate
-        return found
+        """Returns a task's rate; a nested mixture's rate is divided among its tasks by their own rates."""
+        rate = self._rate(task.name) if task.name in self._rates else 0.0
+        for name, (provider, _) in self._rates.items():
+            if isinstance(provider, Mixture) and any(part.name == task.name for part in provider.tasks):
+                rate += self._rate(name) * provider.get_rate(task) / provider.total_rate
+        return rate
 
     def _rate(self, name: str) -> float:
-        each, rate = self._rates[name]
-        return float(rate(each) if callable(rate) else rate)  # pyright: ignore[reportArgumentType]
+        provider, rate = self._rates[name]
+        return float(rate(provider) if callable(rate) else rate)  # pyright: ignore[reportArgumentType]
 
 
 Provider: TypeAlias = Task | Mixture
@@ -116,7 +116,7 @@ def parts_of(task: Provider) -> list[Task]:
 
 
 class _Registry:
-    """Names and what they stand for; those of seqio's registry of the same name follow, where seqio is imported."""
+    """Names and what they stand for; then the names in seqio's registry of the same name, where seqio is imported."""
 
     kind: ClassVar[type]
     _own: ClassVar[dict[str, Provider]]
@@ -194,14 +194,14 @@ class _SeqioFinder(MetaPathFinder):
         if fullname != "seqio":
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        found = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
-        if found is None or found.loader is None:
-            return found
-        execute = found.loader.exec_module
+        module_spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if module_spec is None or module_spec.loader is None:
+            return module_spec
+        execute = module_spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
             _add_to_seqio(*TaskRegistry._own.values(), *MixtureRegistry._own.values())
 
-        found.loader.exec_module = exec_module
-        return found
+        module_spec.loader.exec_module = exec_module
+        return module_spec

@@ -166,9 +166,9 @@ class RunData:
         """True if a task is supervised: the lengths of its rows depend on the text."""
         return any(map(is_supervised, self.parts))
 
-    def lengths(self, given: Mapping[str, int] | None = None) -> dict[str, int]:
+    def lengths(self, configured: Mapping[str, int] | None = None) -> dict[str, int]:
         """Returns the lengths of rows, by the configuration's or these; see `derive_lengths`."""
-        return derive_lengths(self.task, self.config.task_feature_lengths if given is None else given)
+        return derive_lengths(self.task, self.config.task_feature_lengths if configured is None else configured)
 
     def check(self) -> None:
         """Reads the beginning of every corpus; InputError for what a run could not read."""

@@ -29,7 +29,8 @@ def check(module: str, asked_by: str) -> None:
     Where a package around it is not installed, the sentence says how to install that.
     """
     if not (_is_found(module) or _is_found_in_repository(module)):
-        package, _, name = nearest(module, names := all_names()).rpartition(".")
+        names = all_names()
+        package, _, name = nearest(module, names).rpartition(".")
         fix = f"from {package} import {name}" if name else None
         advice = did_you_mean(module, names) if fix else "; start in the folder that holds it, or set PYTHONPATH to it."
         raise InputError(f"{asked_by} {module}, which does not exist{advice}", fix=fix)
@@ -39,7 +40,7 @@ def all_names() -> list[str]:
     """Returns the names of all modules in tasks/."""
     if not (_is_found("tasks") or _is_found_in_repository("tasks")):
         return []
-    return [f"tasks.{found.name}" for found in pkgutil.iter_modules(importlib.import_module("tasks").__path__)]
+    return [f"tasks.{module.name}" for module in pkgutil.iter_modules(importlib.import_module("tasks").__path__)]
 
 
 def import_all(modules: Sequence[str]) -> None:
@@ -81,7 +82,7 @@ def _is_found(module: str) -> bool:
         if needed is not None:
             raise InputError(needed) from error
         return False
-    except ValueError:  # a text that is no module's name
+    except ValueError:  # not a module's name
         return False
 
 
@@ -89,8 +90,8 @@ def _told(error: Exception) -> str:
     """Returns an error's type and message, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     has_place = frames and not isinstance(error, SyntaxError)  # whose message has the place
-    place = f" ({frames[-1].filename} line {frames[-1].lineno})" if has_place else ""
-    return f"{type(error).__name__}: {reason_of(error)}{place}"
+    where = f" ({frames[-1].filename} line {frames[-1].lineno})" if has_place else ""
+    return f"{type(error).__name__}: {reason_of(error)}{where}"
 
 
 def _is_found_in_repository(module: str) -> bool:

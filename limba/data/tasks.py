@@ -130,15 +130,15 @@ def _replaced(task: Task, config: DataConfig, directory: str | None, num_tasks: 
     migrate = None if is_plain and config.cache_dir is None else tool_registry.find("migrate")
     written = task
     path = config.vocabulary and place_of(config.vocabulary, directory)
-    given = None if path is None else as_stream(load_vocabulary(path, config.extra_ids))
-    if config.cache_dir is not None and isinstance(given, StreamVocabulary):
+    replacement = None if path is None else as_stream(load_vocabulary(path, config.extra_ids))
+    if config.cache_dir is not None and isinstance(replacement, StreamVocabulary):
         raise ConfigError(
             "DataConfig.cache_dir",
-            f"is {config.cache_dir}, whose ids are those of the task's own vocabulary, and DataConfig.vocabulary is"
+            f"is {config.cache_dir}, whose ids come from the task's own vocabulary, and DataConfig.vocabulary is"
             f" {config.vocabulary}, a folder with ids of its own; leave DataConfig.cache_dir out.",
         )
     features = {
-        name: dataclasses.replace(feature, vocabulary=given or of_run(feature.vocabulary, directory))
+        name: dataclasses.replace(feature, vocabulary=replacement or of_run(feature.vocabulary, directory))
         for name, feature in task.output_features.items()
     }
     if any(feature.vocabulary is not task.output_features[name].vocabulary for name, feature in features.items()):
@@ -184,30 +184,31 @@ def _with_replay(task: Task, config: DataConfig) -> Mixture:
 
 def _column_of(task: Task, config: DataConfig) -> Column:
     """Returns the config's column of `data_files`, or the task's columns if the config has the default."""
-    own = getattr(task.source, "column", None)
-    if own is None:
+    task_columns = getattr(task.source, "column", None)
+    if task_columns is None:
         # A source of seqio does not say which features it gives: the config alone knows the columns of its files.
         return config.column
-    if not isinstance(own, Mapping):
+    if not isinstance(task_columns, Mapping):
         if isinstance(config.column, Mapping):
             raise ConfigError(
                 "DataConfig.column", f"is {dict(config.column)!r}, and task {task.name} reads one column; name one."
             )
         return config.column
     if config.column == "text":
-        return own
-    if not isinstance(config.column, Mapping) or set(config.column) != set(own):
+        return task_columns
+    if not isinstance(config.column, Mapping) or set(config.column) != set(task_columns):
         raise ConfigError(
             "DataConfig.column",
-            f"is {config.column!r}, and task {task.name} reads {len(own)} columns; give a dictionary such as"
-            f" {dict(own)!r}.",
+            f"is {config.column!r}, and task {task.name} reads {len(task_columns)} columns; give a dictionary such as"
+            f" {dict(task_columns)!r}.",
         )
-    return {name: config.column[name] for name in own}
+    return {name: config.column[name] for name in task_columns}
 
 
 def source_of_files(data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0) -> UnitSource:
     """Returns the source that reads these files, or this data set of the hub (see `hub.HubName`)."""
-    if (of_hub := hub_corpus(data_files, column, validation_percent)) is not None:
+    of_hub = hub_corpus(data_files, column, validation_percent)
+    if of_hub is not None:
         return of_hub
     paths = [path for several in patterns_of(data_files).values() for path in several]
     kind = ArrayRecordSource if any(path.endswith(".array_record") for path in paths) else FileSource
@@ -256,8 +257,8 @@ def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:
 def revisions(task: Provider, known: Collection[str] = ()) -> dict[str, str]:
     """Returns name -> current commit of each hub data set that is not pinned; queries the hub but for `known` names."""
     names = {_pin_name(name, source): source for name, source in _hub_sources(task).items() if not source.is_pinned}
-    found = {name: source.resolved_revision for name, source in names.items() if name not in known}
-    return {name: commit for name, commit in found.items() if commit}
+    commits = {name: source.resolved_revision for name, source in names.items() if name not in known}
+    return {name: commit for name, commit in commits.items() if commit}
 
 
 def _pin_name(task: str, source: HubSource) -> str:
@@ -265,8 +266,8 @@ def _pin_name(task: str, source: HubSource) -> str:
 
     So another data set in a run's configuration gets a commit of its own.
     """
-    own = _hub_sources(TaskRegistry.get(task)).get(task) if task in TaskRegistry.names() else None
-    if not source.is_named or (own is not None and own.hub_name == source.hub_name):
+    registered = _hub_sources(TaskRegistry.get(task)).get(task) if task in TaskRegistry.names() else None
+    if not source.is_named or (registered is not None and registered.hub_name == source.hub_name):
         return task
     return f"{task} from {source.path}:{source.config_name or ''}@{source.revision or ''}"
 
@@ -321,7 +322,7 @@ def hub_datasets(task: Provider) -> tuple[str, ...]:
 
 
 def addresses_of(task: Provider) -> list[str]:
-    """Returns the paths and addresses of a task's vocabularies; those of bytes have none."""
+    """Returns the paths and addresses of a task's vocabularies; a vocabulary of bytes has none."""
     features = [feature for part in parts_of(task) for feature in part.output_features.values()]
     return [address for feature in features if (address := address_of(feature.vocabulary)) is not None]
 

@@ -63,7 +63,7 @@ class Coded(Protocol):
 def failure_of(task: Any, error: BaseException, advice: str = "correct it") -> InputError | None:
     """Returns the sentence on an error that the source or a preprocessor of a task, `Coded`, has raised.
 
-    None if it is none of the code: memory has run out.
+    None where the code is not at fault: memory has run out.
     """
     if isinstance(error, InputError):
         return error
@@ -146,15 +146,15 @@ def place_of(error: BaseException) -> Place | None:
     """Returns the line of the user's code in which an error was raised; None if the error does not say it."""
     # A traceback in the text comes from inside of TensorFlow, deeper than the frames that called it.
     for places in (_places_in_text(str(error)), _places_in_frames(error)):
-        own = [place for place in places if is_users(place.file)]
-        if own:
-            return own[-1]
+        users_places = [place for place in places if is_users(place.file)]
+        if users_places:
+            return users_places[-1]
     return None
 
 
 def _places_in_text(text: str) -> Iterator[Place]:
-    for found in _FRAME.finditer(text):
-        yield Place(found["file"], int(found["line"]), found["function"])
+    for match in _FRAME.finditer(text):
+        yield Place(match["file"], int(match["line"]), match["function"])
 
 
 def _places_in_frames(error: BaseException) -> Iterator[Place]:

@@ -41,11 +41,11 @@ def words_of(text: str) -> list[str]:
     >>> words_of("He can't pay 3.50, OK?"), words_of("किताब है।"), words_of("本を3冊")
     (['He', "can't", 'pay', '3.50', 'OK'], ['किताब', 'है'], ['本', 'を', '3', '冊'])
     """
-    found = []
+    words = []
     for piece in _PIECE.findall(text):
         # Unicode's boundaries would cut a character of Khmer or Thai in two.
-        found += [piece] if _CHARACTER.match(piece) else _BOUNDARY.split(piece)
-    return [each for each in found if _LETTER_OR_DIGIT.search(each)]
+        words += [piece] if _CHARACTER.match(piece) else _BOUNDARY.split(piece)
+    return [word for word in words if _LETTER_OR_DIGIT.search(word)]
 
 
 def bare_words_of(text: str) -> list[str]:

@@ -37,7 +37,7 @@ def evaluations_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, 
     input_end = input_end_of(task) if config.model.is_decoder_only else None
     samples = sampler(model, model.mesh, vocabulary, with_hidden, is_prefix, input_end)
 
-    # What the inputs themselves would score, which generated text has to beat.
+    # The score of copying the inputs, which generated text should beat.
     copied: Mapping[str, float] = {}
     with contextlib.suppress(InputError):  # a metric that refuses such texts: there is nothing to compare with
         copied = text.copied()

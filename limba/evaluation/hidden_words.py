@@ -22,7 +22,7 @@ COUNTED_LETTERS = 2_000_000  # of the training text, in which the commonest word
 
 
 class Hits(NamedTuple):
-    """In how many gaps the hidden word is among NUM_GUESSES words: the model's, and the commonest of the training text.
+    """The number of gaps whose hidden word is among NUM_GUESSES: the model's, or the training text's commonest words.
 
     The commonest words are the baseline: they hit about a fifth of the gaps of English without any model.
     """

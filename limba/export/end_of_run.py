@@ -56,7 +56,7 @@ def check(config: RunConfig) -> None:
     chosen = destinations(config)
     if not chosen:
         return
-    from limba.formats.architectures import config_json
+    from limba.formats.huggingface_config import config_json
 
     try:
         config_json(config.model.exported)
@@ -87,7 +87,7 @@ def unexportable(model: ModelConfig, vocabulary: Vocabulary) -> str | None:
     from limba.data.vocabulary.published import PublishedVocabulary
     from limba.data.vocabulary.shifted import published_of
     from limba.data.vocabulary.vocabularies import plain
-    from limba.formats.huggingface_files import reason_against
+    from limba.formats.huggingface_tokenizer import reason_against
 
     vocabulary = published_of(plain(vocabulary))
     if isinstance(vocabulary, PublishedVocabulary):

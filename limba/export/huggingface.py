@@ -185,7 +185,8 @@ def _convert(
     tokenizer: tuple[sources.VocabularyName, Vocabulary] | None,
 ) -> None:
     """Writes a folder under a temporary name, proves it, and renames it to its final name or to `….failed`."""
-    writing, failed = (final.with_name(final.name + end) for end in (".writing", ".failed"))
+    writing = final.with_name(f"{final.name}.writing")
+    failed = final.with_name(f"{final.name}.failed")
     for old in (writing, failed):
         shutil.rmtree(old, ignore_errors=True)
     writing.mkdir(parents=True)  # a link of this name is an error
@@ -231,12 +232,17 @@ def _convert(
         )
     record = {"step": step, "source": source.directory.name, "kind": source.kind, "dtype": choices.dtype}
     record |= {"formats": choices.formats, "checked": choices.checks, "findings": findings}
-    record |= {} if choices.average else {"average": False}
+    if not choices.average:
+        record["average"] = False
     # Not in config.json, which transformers writes into the folder of whatever is fine-tuned from this one.
-    record |= {ONLY_FILLS_GAPS: True} if only_fills_gaps and source.model.num_encoder_layers else {}
-    record |= {ENDS_INPUTS: True} if ends_inputs else {}
-    record |= {"encoder_only": True} if choices.encoder_only else {}
-    record |= {"transformers": choices.transformers} if head_scale(source.model) != 1 else {}
+    if only_fills_gaps and source.model.num_encoder_layers:
+        record[ONLY_FILLS_GAPS] = True
+    if ends_inputs:
+        record[ENDS_INPUTS] = True
+    if choices.encoder_only:
+        record["encoder_only"] = True
+    if head_scale(source.model) != 1:
+        record["transformers"] = choices.transformers
     write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
     if final.exists():
         shutil.rmtree(final)  # was made with other choices

@@ -293,7 +293,7 @@ def write_step(
     `needed` bytes must be free, `data` is the item of that name, and `may_commit` is `step_directory.commit_step`'s.
     """
     attempt = step_directory.new_attempt(directory, step)
-    step_directory.open_step(attempt, needed)
+    step_directory.open_step(attempt, needed, may_commit)
     state = attempt.path / "state"
     held = list[arrays.HostArray]()
     for part in parts:

@@ -28,12 +28,14 @@ from limba.config.waiting import waiting
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.load import ROWS_MULTIPLE
 from limba.data.vocabulary.pieces import Pieces, few
-from limba.data.vocabulary.published import PublishedVocabulary, read_json
+from limba.data.vocabulary.published import PublishedVocabulary
+from limba.data.vocabulary.published_files import read_json
 from limba.data.vocabulary.sentinels import num_sentinels
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.trimmed_files import MODELS, Json, Kept, with_new_ids, write_tokenizer_files
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import trimming_run
+from limba.export.card import public_name
 from limba.export.huggingface import write_start
 from limba.export.trimming_report import Trimmed, coverage_of
 from limba.formats import huggingface
@@ -50,7 +52,7 @@ from limba.storage import lease
 COVERAGE = 0.9999  # of a text's tokens: a rarer piece is cut into others
 RECORD = "trimmed.json"  # in a trimmed folder: the old id of each row
 NUM_COMPARED = 1_000  # documents whose ids are compared before and after
-# Ids that a class of transformers 5.23 has where config.json names none: they have to be written once they change.
+# Ids that a class of transformers 5.23 has where config.json names none: they must be written once they change.
 _OF_T5 = {"pad_token_id": 0, "eos_token_id": 1}
 DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "t5": _OF_T5,
@@ -200,7 +202,7 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
         )
     whole_path = Path(os.path.expanduser(path)).resolve()
     is_part = (folder.parent / "modules.json").exists() and whole_path != Path(folder)
-    if is_part:  # what stands beside the part would be lost, and its vectors would be others
+    if is_part:  # the modules beside the part would be lost, and its vectors would be others
         raise InputError(
             f"{path} has its network in the folder {folder.name}, as early versions of sentence-transformers saved it;"
             " open it with sentence-transformers, save it again, and trim that."
@@ -534,7 +536,7 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
         if name not in written and (folder / name).is_file():
             (out / name).write_bytes(untrusted_files.bytes_of(folder / name))
     # Of sentence-transformers: the poolings, and the layers after them.
-    for file in sorted(folder.glob("*_*/*")):
+    for file in sorted(Path(folder).glob("*_*/*")):
         name = file.relative_to(folder).as_posix()
         if MODULE_FILES.fullmatch(name):
             (out / name).parent.mkdir(exist_ok=True)
@@ -550,7 +552,7 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
 def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence[bytes]) -> int:
     """Returns how many texts have only kept pieces; InputError if one of them has other ids than before.
 
-    What stands around a text, and the ids with a role, are compared too. A word that WordPiece did not know as a whole
+    The ids around a text, and the ids with a role, are compared too. A word that WordPiece did not know as a whole
     may be cut now, so a text with one is not compared.
     """
     if isinstance(before, PublishedVocabulary) and isinstance(now, PublishedVocabulary):
@@ -618,7 +620,7 @@ def _write_card(folder: Path, out: Path, name: str, result: Trimmed) -> None:
         share = f" On held-out text {result.coverage.kept_share:.3%} of the tokens are kept pieces."
     section = (
         "## Trimmed vocabulary\n\n"
-        f"Made from `{_public_name(name)}` by Limba: {result.rows:,} of {result.rows_before:,} rows of the vocabulary"
+        f"Made from `{public_name(name)}` by Limba: {result.rows:,} of {result.rows_before:,} rows of the vocabulary"
         f" and {result.parameters:,} of {result.parameters_before:,} parameters remain.{share} Text whose pieces are"
         f" all kept has the same pieces and hidden states as before. `{RECORD}` has the old id of each row.\n"
     )
@@ -627,13 +629,8 @@ def _write_card(folder: Path, out: Path, name: str, result: Trimmed) -> None:
 
 def _write_record(out: Path, plan: Plan) -> None:
     record: Json = {
-        "from": _public_name(plan.source.path),
+        "from": public_name(plan.source.path),
         "rows_before": plan.num_rows,
         "old_ids": plan.rows.tolist(),
     }
     (out / RECORD).write_text(json.dumps(record) + "\n")
-
-
-def _public_name(path: str) -> str:
-    """Returns a hub id or an address as it is, and of a local path its last part: the rest is nobody's business."""
-    return Path(path).name if os.path.exists(path) else path

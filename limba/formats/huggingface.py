@@ -25,12 +25,12 @@ from limba.formats.architectures import (
     HEADS,
     STORED_HEAD,
     Row,
-    model_fields,
     query_scale,
     rows,
     unfused,
 )
 from limba.formats.architectures import kind as kind_of_network
+from limba.formats.huggingface_config import model_fields
 from limba.formats.huggingface_names import NAMES, canonical, embedding_of, is_of_head, is_passed_over, renamed
 from limba.formats.names import BIN, BIN_INDEX, Arrays, Json, Stored, check_names, flatten
 from limba.formats.weights import (
@@ -285,7 +285,9 @@ def _name_of_embedding(stored: Mapping[str, np.ndarray], kind: str, head: Stored
     """Returns the name under which the embedding is read; the class's own where the folder has none."""
     name = embedding_of(stored, kind)
     is_output = name == NAMES[kind].output
-    return name if name and (head.is_tied or not is_output) else NAMES[kind].embedding[0]
+    if not name or (is_output and not head.is_tied):
+        return NAMES[kind].embedding[0]
+    return name
 
 
 def _copies_of_embedding(stored: Arrays, kind: str, folder: Path) -> list[str]:

@@ -1,4 +1,6 @@
-"""Writes folders for transformers from arrays under T5X's names: config, weights, tokenizer; one array at a time.
+"""Writes folders for transformers from arrays under T5X's names: config and weights, one array at a time.
+
+`huggingface_tokenizer` writes the tokenizer's files.
 
 The weights are written in the order in which `arrays` is iterated, and a transposed matrix in blocks of rows, so
 that only one array and some megabytes are in memory.
@@ -6,12 +8,9 @@ that only one array and some megabytes are in memory.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import json
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,23 +19,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from limba.config import InputError, ModelConfig
-from limba.formats.architectures import HEAD, config_json, rows, written
+from limba.config import ModelConfig
+from limba.formats.architectures import HEAD, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
-from limba.formats.names import Json, Stored, size_of, unflatten, write_safetensors
+from limba.formats.huggingface_config import config_json
+from limba.formats.huggingface_tokenizer import write_tokenizer
+from limba.formats.names import Stored, size_of, unflatten, write_safetensors
 from limba.formats.t5x import numpy_dtype
 from limba.storage.files import read_text
 
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
-# A ByT5's sentinels are the last bytes' own ids, from 258 down, or rows of their own above the bytes. The published
-# models have the first: T5X trains with seqio's ByteVocabulary without extra ids, whose last id is 258 (Xue et al.,
-# arXiv:2105.13626). transformers' ByT5Tokenizer writes `<extra_id_0>` as 259, a row that was never trained. Limba's
-# tokenizers name each sentinel with its id.
-LAST_BYTE = 258  # the id of 0xFF
 ENCODER = "encoder"  # the folder of a hybrid's encoder, inside its language model's
-UNKNOWN_LENGTH = 10**9  # model_max_length of a folder that does not know it
 _ID_OF_ROLE = re.compile(r"\w+_token_id")
-_SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 class Form(NamedTuple):
@@ -61,7 +55,7 @@ def write_folder(
 ) -> None:
     """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known.
 
-    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. An untied umT5
+    Its generation_config.json suppresses these ids, and the embedding's rows without a piece. An untied umT5
     for transformers 4 differs from that for 5, see `head_scale`.
     """
     if model.predicts_next:  # a hybrid is written twice
@@ -94,7 +88,9 @@ def write_folder(
         write_pytorch(folder, arrays, model, form.dtype, scale)
     if "flax" in form.formats:
         write_flax(folder, arrays, model, form.dtype, scale)
-    length = form.length or (model.max_length if model.is_decoder_only and not model.is_t5_decoder else None)
+    length = form.length
+    if not length and model.is_decoder_only and not model.is_t5_decoder:
+        length = model.max_length
     if name is not None and vocabulary is not None and special is not None and name.path != "byte":
         _copy_tokenizer(epath.Path(vocabulary.path).parent, folder)
     elif name is not None:
@@ -148,7 +144,7 @@ def write_encoder_of_hybrid(
 
 
 def _write_special_ids(folder: Path, special: Any, model: ModelConfig) -> None:
-    """Puts the ids of a folder for transformers, SpecialIds, in the place of T5's layout."""
+    """Replaces the ids of T5's layout by a folder's SpecialIds."""
     ends: object = None
     if special.ends:
         ends = special.ends[0] if len(special.ends) == 1 else list(special.ends)
@@ -306,166 +302,3 @@ def write_flax(
     stored = _written(arrays, config, dtype, head_scale, flax=True).items()
     tree = unflatten({name: array.read().astype(array.dtype, copy=False) for name, array in stored})
     (directory / FLAX_FILE).write_bytes(serialization.msgpack_serialize(tree, in_place=True))
-
-
-def write_tokenizer(
-    directory: Path,
-    vocabulary: str,
-    extra_ids: int,
-    starts: bool = False,
-    mask_id: int | None = None,
-    begin_id: int | None = None,
-    length: int | None = None,
-    trained: Any = None,
-) -> None:
-    """Writes files with which transformers' AutoTokenizer gives the ids of Limba's vocabulary.
-
-    With `starts`, for a language model, texts begin with the start id 0, and with `begin_id` after it, and have no end.
-    The token of `mask_id` is an encoder's mask; an encoder's texts begin with <cls>, where the vocabulary has it.
-    `vocabulary` is the path of a SentencePiece model or of a tokenizer.json, whose post-processor is replaced, or
-    'byte'. `length` is the longest text that the model was trained with, `trained` the vocabulary that it was trained
-    with, where that is another object than `load_vocabulary` makes.
-    ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
-    extra ids they are the ids of bytes that no text has, 258 to 248. Raises InputError for a vocabulary that
-    tokenizer.json cannot hold: both tokenize `export_check.TEXTS`.
-    """
-    # These import TensorFlow, which the weights do not need.
-    from limba.data.vocabulary.export_check import check_written, sentinels_of
-    from limba.data.vocabulary.files import content as content_of
-    from limba.data.vocabulary.load import load_vocabulary
-    from limba.data.vocabulary.piece_table import PieceTable
-    from limba.data.vocabulary.sentinels import BYTE_SENTINELS, SENTINEL
-    from limba.data.vocabulary.tokenizer_json import around, of_bytes, of_model, of_tokenizer, template
-
-    encodes = mask_id is not None
-    tokenizer = None
-    if vocabulary == "byte":
-        read: Any = load_vocabulary("byte", extra_ids)
-        count = extra_ids or (0 if starts else BYTE_SENTINELS)
-        special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
-        special |= {f"<extra_id_{i}>": LAST_BYTE + extra_ids - i for i in range(count)}
-        ids = (0, 1, 2)
-        tokenizer = of_bytes(special) if starts else None  # ByT5Tokenizer ends texts and cannot begin them
-    else:
-        read = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
-        ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
-        if vocabulary.endswith(".json"):
-            table = PieceTable(read)
-            gaps = [table.name(number) for number in table.sentinels]
-            if mask_id is not None:
-                gaps.append(table.name(mask_id))
-            tokenizer = of_tokenizer(read.tokenizer, gaps)
-            names = [str(tokenizer.id_to_token(number)) for number in ids]
-            special = dict(zip(names, ids, strict=True))
-            if not starts:
-                tokenizer.post_processor = around(tokenizer.get_vocab(), names[1], encodes)
-        else:
-            tokenizer = of_model(vocabulary, extra_ids, starts, encodes, mask_id)
-            special = {}
-            (directory / "spiece.model").write_bytes(content_of(vocabulary))
-        added = tokenizer.get_added_tokens_decoder()
-        special |= {token.content: number for number, token in added.items() if token.special}
-    named = {number: name for name, number in special.items()}
-    if tokenizer is not None:
-        if starts:
-            before = [0] if begin_id is None else [0, begin_id]
-            begins = {named.get(number) or PieceTable(read).name(number): number for number in before}
-            tokenizer.post_processor = template(begins, [*begins], [])
-        gaps = sentinels_of(read) if mask_id is None else [(str(named[mask_id]), mask_id)] * 2
-        written = tokenizer
-        check_written(
-            trained or read,
-            lambda text: written.encode(text, add_special_tokens=False).ids,
-            [] if starts else gaps,
-            vocabulary,
-        )
-        tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
-    if tokenizer is None:
-        tokenizer_config: Json = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
-    else:
-        tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
-    if starts:
-        roles["bos_token"] = named[ids[0]]
-    if mask_id is not None:
-        roles |= {"mask_token": named[mask_id], "sep_token": named[ids[1]]}
-        begins_with = next((name for name in ("<cls>", "[CLS]") if name in special), None)
-        if begins_with is not None:
-            roles["cls_token"] = begins_with
-    ordered = sorted((name for name in special if SENTINEL.fullmatch(name)), key=special.__getitem__)
-    added = {str(number): _token(name, tokenizer) for number, name in sorted(named.items())}
-    tokenizer_config |= {
-        **roles,
-        "additional_special_tokens": ordered,
-        "added_tokens_decoder": added,
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],  # 4.57's other class gives token_type_ids too
-        "model_max_length": length or UNKNOWN_LENGTH,
-    }
-    for name, content in (("tokenizer_config", tokenizer_config), ("special_tokens_map", roles)):
-        (directory / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-@functools.lru_cache(maxsize=32)
-def reason_against(
-    vocabulary: str, extra_ids: int, trained: Any, starts: bool, encodes: bool, content_name: str
-) -> str | None:
-    """Returns the sentence of `write_tokenizer` about a vocabulary that cannot be exported; None if it can be.
-
-    `content_name` tells another file at the same path.
-    """
-    from limba.data.vocabulary.sentinels import mask_id
-
-    if vocabulary == "byte":
-        return None
-    with tempfile.TemporaryDirectory(prefix="limba-vocabulary-") as folder:
-        try:
-            mask = mask_id(trained) if encodes else None
-            write_tokenizer(Path(folder), vocabulary, extra_ids, starts, mask, trained=trained)
-        except InputError as error:
-            return str(error)
-    return None
-
-
-def _token(name: str, tokenizer: Any) -> Json:
-    """Returns a special token as tokenizer_config.json has it; transformers takes the spaces to strip from there."""
-    sides: dict[str, bool] = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
-    if tokenizer is not None:
-        known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-        if name in known:
-            sides = {side: getattr(known[name], side) for side in sides}
-    return {"content": name, **sides, "special": True}
-
-
-def extra_ids_of(tokenizer_config: Mapping[str, object]) -> int:
-    """Returns how many rows of their own a ByT5Tokenizer's sentinels have; 0: they are the last bytes' ids.
-
-    As transformers writes them, with `<extra_id_0>` first, they have none.
-
-    >>> counted_down = {"260": {"content": "<extra_id_0>"}, "259": {"content": "<extra_id_1>"}}
-    >>> extra_ids_of({"added_tokens_decoder": counted_down}), extra_ids_of({"extra_ids": 125})
-    (2, 0)
-    """
-    added = tokenizer_config.get("added_tokens_decoder")
-    if not isinstance(added, dict):
-        return 0
-    ids: dict[int, int] = {}  # the number of a sentinel -> its id
-    for token_id, token in added.items():
-        sentinel = _SENTINEL.fullmatch(str(token.get("content")))
-        if sentinel is not None:
-            ids[int(sentinel[1])] = int(token_id)
-    counts_down = len(ids) > 1 and ids.get(0) == LAST_BYTE + len(ids)
-    return len(ids) if counts_down else 0
-
-
-def extra_ids_in(folder: epath.Path) -> int | None:
-    """Returns the extra ids of a ByT5 in a folder for transformers; None for another model.
-
-    Raises InputError for a tokenizer_config.json that is not text.
-    """
-    tokenizer_config = {}
-    for name in ("config.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            with contextlib.suppress(ValueError, TypeError, RecursionError):  # reported where the file is needed
-                tokenizer_config |= json.loads(read_text(folder / name))
-    return extra_ids_of(tokenizer_config) if str(tokenizer_config.get("tokenizer_class")).startswith("ByT5") else None

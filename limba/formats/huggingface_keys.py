@@ -14,7 +14,7 @@ from typing import NamedTuple
 from limba.config import InputError
 from limba.formats.names import Json
 
-READ = "read"  # by `model_fields` of architectures.py, or the weights or ids that are read depend on it
+READ = "read"  # by `model_fields` of huggingface_config.py, or the weights or ids that are read depend on it
 IRRELEVANT = "irrelevant"  # no logits depend on it
 
 

@@ -109,11 +109,11 @@ def positions_in(path: epath.Path) -> dict[int, dict[str, Any]]:
 
 def positions_of(data: DataItem) -> dict[int, dict[str, Any]]:
     """Returns shard -> its data position, each with what it is about; text of earlier versions has only its format."""
-    about = data.get("about", {})
+    identity = data.get("about", {})
     is_text = any(isinstance(position, str) for position in data["positions"].values())
     if is_text:
         return {int(shard): {"about": {"format": LAST_FORMAT_IN_TEXT}} for shard in data["positions"]}
-    return {int(shard): {**position, "about": about} for shard, position in data["positions"].items()}
+    return {int(shard): {**position, "about": identity} for shard, position in data["positions"].items()}
 
 
 def read_data(path: epath.Path) -> DataItem:
@@ -146,7 +146,7 @@ def check_whole(path: epath.Path, how: str = "checksums", part: tuple[int, int] 
 class LimbaCheckpoint(Arrays):
     """The parameters of one `checkpoints/<step>` by T5X's names, unstacked; `tree` has all arrays by Limba's names.
 
-    With `average` their average stands in place of the parameters, where the checkpoint has one (`has_average`).
+    With `average` the parameters are their average, where the checkpoint has one (`has_average`).
     All files are compared with the manifest first: `verify` is 'checksums', 'sizes', or None if that is done already.
     Raises InputError for a damaged file, if the store cannot be read, and for an array with missing pieces.
     """

@@ -7,7 +7,7 @@ for. A path without a model gives one sentence, the same wherever it was named.
 A model may be refused at four points, in this order: there is none at the path (`_without_model`); config.json
 describes another network (`huggingface.model_config`, with the keys of `huggingface_keys.py`); the arrays do not fit
 that network (`architectures.check_arrays`); the tokenizer is of a class that is not read here
-(`limba/data/vocabulary/published.py`).
+(`limba/data/vocabulary/tokenizer_classes.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from etils import epath
 from limba.config import InputError, ModelConfig, NoModelError, RunConfig, reason_of, saved_config
 from limba.formats import hub_models, huggingface, limba_checkpoint, t5x, weights
 from limba.formats.architectures import check_arrays
-from limba.formats.huggingface_files import extra_ids_of
+from limba.formats.huggingface_tokenizer import extra_ids_of
 from limba.formats.names import Arrays, Json
 from limba.formats.sentence_modules import transformer_folder
 from limba.storage.files import read_text, resolved
@@ -174,7 +174,7 @@ def _opened_folder(path: str, folder: Path) -> Opened:
 def open_arrays(kind: Kind, checkpoint: epath.Path, model: ModelConfig, average: bool = True) -> Arrays:
     """Returns a network's parameters by T5X's names: an array for each layer, read on access.
 
-    With `average` the average of the weights stands in their place, where a Limba checkpoint has one. Its files are not
+    With `average` they are the average of the weights, where a Limba checkpoint has one. Its files are not
     compared with their manifest here; `limba_checkpoint.check_whole` does that. Raises InputError for an array that is
     missing, truncated, or not in the network.
     """

@@ -20,7 +20,7 @@ from limba.formats.names import Arrays, Json
 
 MODULES = "modules.json"  # lists what a text goes through
 PROMPTS_FILE = "config_sentence_transformers.json"  # has the prompts
-# Those of its files that are read, and have to be downloaded.
+# The folder's files that are read, and so downloaded.
 FILES = re.compile(
     r"modules\.json|(config_)?sentence_\w+\.json|\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)"
 )

@@ -23,6 +23,7 @@ from etils import epath
 from limba.config import InputError, ModelConfig, reason_of
 from limba.formats.names import Arrays, Json, Stored, unflatten
 from limba.storage import lease
+from limba.storage.failures import waited
 from limba.storage.files import key_value_store, read_bytes
 
 FORMAT_VERSION = 3
@@ -269,7 +270,10 @@ def stored_arrays(path: epath.Path) -> dict[str, Json]:
     """Returns the zarr arrays of an OCDBT store by their names, in which a dot stands for a slash."""
     base = {"driver": "ocdbt", "base": key_value_store(path)}
     try:
-        keys = ts.KvStore.open(base).result().list().result()
+        store = waited(ts.KvStore.open(base))
+        keys = waited(store.list())
+    except TimeoutError:  # says nothing of the store
+        raise
     except (ValueError, OSError) as error:
         raise InputError(f"{path} cannot be read as an OCDBT store ({error}); copy the checkpoint again.") from error
     names = sorted(key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray"))
@@ -304,7 +308,7 @@ def write_legacy(
 def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str) -> np.ndarray | Json:
     """Writes an array, and returns its entry in T5X's index: its place, or the array itself.
 
-    The step, the factored averages and the placeholders for unused averages stand in the index themselves.
+    The step, the factored averages and the placeholders for unused averages are in the index itself.
     """
     if name == STEP:
         array = np.asarray(array, np.int32)

@@ -75,8 +75,12 @@ def load(
     `imports` are modules that a run's configuration may have imported, besides Limba's and those in tasks/; the modules
     that `config` names are imported, since the caller chose them.
 
-    Without `config` activations are float32, whatever dtype the model was trained in. Raises InputError if no model
-    is found, if an array is missing or has another shape, or if the vocabulary cannot be read.
+    Without `config` activations are float32, whatever dtype the model was trained in. Raises NoModelError if no model
+    is at the path, InputError if an array is missing or has another shape, or if the vocabulary cannot be read.
+
+    >>> model = limba.load("runs/demo")
+    >>> model.step, model.network.config.emb_dim
+    (9, 64)
     """
     modules_of_config = config.data.task_modules if isinstance(config, RunConfig) else ()
     keep_compiled_programs()
@@ -149,7 +153,9 @@ def _tokenizer(source: Source, vocabulary: Vocabulary | VocabularyName | str | P
 class TrainedModel:
     """A model with its parameters on the devices and its vocabulary. `limba.load` makes it.
 
-    `config` is the RunConfig of a run, else the ModelConfig of the network. docs/python.md uses its methods.
+    `config` is the RunConfig of a run, else the ModelConfig of the network. In the methods' examples `model` is a T5 of
+    bytes, `limba.load("runs/demo")`. Ids are int32 and logits, likelihoods and vectors float32, in numpy. Texts are a
+    list of str; one str instead of a list is an InputError.
     """
 
     source: Source  # where the model is from
@@ -187,7 +193,7 @@ class TrainedModel:
 
     @functools.cached_property
     def special_ids(self) -> SpecialIds:
-        """The ids with a role: padding, start, ends, mask, and what stands around a text."""
+        """The ids with a role: padding, start, ends, mask, and the ids around a text."""
         vocabulary = None if self.tokenizer is None else self.tokenizer[1]
         special = sources.special_ids_of(self.source, vocabulary)
         if self.source.model.predicts_next and not self.network.config.is_encoder:
@@ -303,6 +309,9 @@ class TrainedModel:
         For a language model they begin with the start id, 0; if it learned pairs, they have its prefix and an end too.
         <extra_id_0> and so on become sentinels. For an encoder they end with the end of sequence, and <mask> becomes
         its mask. For a folder for transformers they are its AutoTokenizer's ids.
+
+        >>> model.tokenize("Ab").tolist()  # UTF-8 bytes, each 3 higher, and the end of sequence
+        [68, 101, 1]
         """
         from limba.inference.mask_filling import masked_ids
         from limba.inference.token_ids import input_ids, prompt_ids
@@ -336,7 +345,10 @@ class TrainedModel:
         learned pairs writes a target alone. A hybrid generates as the language model that it is too. `fields` are
         GenerationConfig's, such as `max_tokens=64`, `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the
         run's. `long_inputs` says what is done with texts longer than the run's length. Raises InputError for fields
-        that exclude each other.
+        that exclude each other, and for an encoder.
+
+        >>> len(model.generate(["Ab", "c"], max_tokens=4))
+        2
         """
         config = self.generation.replaced(**fields)
         if config.num_samples > 1:
@@ -346,7 +358,13 @@ class TrainedModel:
         return [samples[0].text for samples in self.written(texts, config)]
 
     def samples(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[list[Written]]:
-        """Returns `num_samples` texts for each input, each with its score and its ids; see `generate`."""
+        """Returns `num_samples` texts for each input, each with its score and its ids; see `generate`.
+
+        Scores are described by `search.Generated`.
+
+        >>> [[written.ids.dtype.name for written in texts] for texts in model.samples(["Ab"], num_samples=2, top_k=9)]
+        [['int32', 'int32']]
+        """
         return self.written(texts, self.generation.replaced(**fields))
 
     def written(
@@ -405,6 +423,9 @@ class TrainedModel:
         encoder's fill is one piece, with its probability there, whatever the other gaps get
         (`mask_filling.fills_of_masks`). Raises InputError for a model or a text without gaps, gaps that are not in
         order, and a text longer than the model reads, and TimeIsOverError soon after the deadline.
+
+        >>> [len(fills) for fills in model.fill("A <extra_id_0> b <extra_id_1>.", top=3)]
+        [3, 3]
         """
         from limba.data.vocabulary.sentinels import num_sentinels
         from limba.inference.gap_filling import Filler, with_sentinels
@@ -448,7 +469,11 @@ class TrainedModel:
         The target includes its end of sequence. The input of a language model is a prompt and may be empty: it scores
         the target as a text of its own then. One that learned pairs reads an input as `tokenize` has it. A T5's
         target that is longer than the model reads is cut, with a warning, and scored as far as it was read. A batch has
-        `num_rows` pairs, by default `batch_size`.
+        `num_rows` pairs, by default `batch_size`. Raises InputError for an encoder.
+
+        >>> (score,) = model.score([("Ab", "c")])
+        >>> score.tokens, score.log_likelihood < 0 < score.bits_per_byte
+        (2, True)
         """
         from limba.data.vocabulary.covered_bytes import covered_bytes
         from limba.inference.scoring import log_likelihoods, score_of
@@ -483,6 +508,9 @@ class TrainedModel:
         """Returns ln p(target | input) of whole texts: as `score`, but nothing is truncated and no prefix is added.
 
         `ends`: the target includes its end of sequence. For an encoder see `pseudo_likelihood.pseudo_log_likelihoods`.
+
+        >>> model.log_likelihoods([("Ab", "c"), ("Ab", "d")]).shape
+        (2,)
         """
         from limba.inference.pseudo_likelihood import pseudo_log_likelihoods
         from limba.inference.scoring import log_likelihoods
@@ -506,7 +534,13 @@ class TrainedModel:
         return log_likelihoods(network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix, special)
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
-        """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
+        """Returns the logits of each (input, target): one row per target token, including its end of sequence.
+
+        Raises InputError for an encoder.
+
+        >>> [rows.shape for rows in model.logits([("Ab", "c")])]  # tokens of the target, ids of the vocabulary
+        [(2, 384)]
+        """
         return self.logits_of_ids([self.pair_ids(*pair) for pair in paired(pairs)], self.batch_size)
 
     def logits_of_ids(
@@ -598,7 +632,11 @@ class TrainedModel:
 
         `pooling` is one of POOLINGS: the mean of the tokens' states, the first or last token's state, and so on. The
         default is what the modules of a sentence-transformers folder define, with its prompt and the modules after its
-        pooling, and the mean for any other model. Raises InputError for modules that are not known.
+        pooling, and the mean for any other model. Raises InputError for modules that are not known, and an empty text
+        around which the tokenizer puts nothing.
+
+        >>> model.encode(["Ab", "c"]).shape
+        (2, 64)
         """
         if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"The pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}.")
@@ -628,15 +666,23 @@ class TrainedModel:
         return vectors
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the parameters by T5X's names, one array per layer."""
+        """Returns the parameters by T5X's names, one array per layer.
+
+        >>> model.arrays()["token_embedder/embedding"].shape
+        (384, 64)
+        """
         return unstack_layers({name: np.asarray(leaf) for name, leaf in flatten(self.params).items()})
 
     def save(self, folder: str | Path, format: str = "huggingface", dtype: str = "float32") -> Path | str:
         """Writes the model to a new or empty folder, local or in a bucket; returns it.
 
         `format` is "huggingface" (model.safetensors for transformers, with the tokenizer), "flax" (flax_model.msgpack
-        in its place) or "t5x" (a legacy checkpoint_<step>). Only `limba.export` also proves the result.
-        Raises InputError for a folder that is not empty, and for a network that the format cannot represent.
+        instead) or "t5x" (a legacy checkpoint_<step>). Only `limba.export` also proves the result. `dtype` is float32
+        or bfloat16, of the weights in the files. Raises InputError for a folder that is not empty, and for a network
+        that the format cannot represent.
+
+        >>> sorted(file.name for file in model.save("exported").iterdir())[:2]
+        ['config.json', 'generation_config.json']
         """
         if "://" in str(folder):
             with tempfile.TemporaryDirectory(prefix="limba-export-") as local:

@@ -124,14 +124,14 @@ def _check(texts: Sequence[str], ids: Sequence[np.ndarray], positions: Sequence[
     """Raises InputError for the first text without a mask, and for one that is longer than the encoder reads."""
     for text, masks in zip(texts, positions, strict=True):
         if not len(masks):
-            raise InputError(f"The text {text!r} has no mask to fill; write <mask> in the place of a word.")
+            raise InputError(f"The text {text!r} has no mask to fill; write <mask> for a word.")
     longest = max(map(len, ids), default=0)
     if longest > max_length:
         raise InputError(f"A text has {longest:,} tokens, and the encoder reads {max_length:,}; give a shorter one.")
 
 
 def _likeliest(probabilities: Float[np.ndarray, " V"], text_before: str, pieces: Pieces, top: int) -> list[Fill]:
-    """Returns the `top` likeliest pieces that may stand after this text, best first."""
+    """Returns the `top` likeliest pieces that may follow this text, best first."""
     allowed = pieces.is_text & pieces.has_letter
     if pieces.tell_spaces:
         follows_space = not text_before or text_before[-1].isspace()

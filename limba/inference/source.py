@@ -21,7 +21,7 @@ from limba import tool_registry
 from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleError, reason_of
 from limba.config.environment import quiet_imports
 from limba.data import task_modules
-from limba.formats import huggingface, huggingface_files
+from limba.formats import huggingface, huggingface_tokenizer
 from limba.formats.names import Arrays, Json
 from limba.formats.open import (
     HUGGING_FACE,
@@ -163,7 +163,9 @@ def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:
     """Returns the longest text that a folder's files allow: tokenizer_config.json's, and the network's positions."""
     tokenizer_config = _json_of(folder / "tokenizer_config.json")
     length = tokenizer_config.get("model_max_length")
-    lengths = [int(length)] if isinstance(length, int | float) and 0 < length < huggingface_files.UNKNOWN_LENGTH else []
+    lengths = []
+    if isinstance(length, int | float) and 0 < length < huggingface_tokenizer.UNKNOWN_LENGTH:
+        lengths.append(int(length))
     if model.is_encoder or (lengths and model.is_decoder_only):  # a tokenizer may be another, longer model's
         lengths.append(model.max_length)
     return min(lengths, default=None)
@@ -239,14 +241,16 @@ def _published(source: Source, name: VocabularyName) -> Vocabulary | None:
 
     That is a SentencePiece model alone, where transformers has no class for it: Limba reads it by SentencePiece.
     """
-    from limba.data.vocabulary import published
+    from limba.data.vocabulary.published import open_folder
+    from limba.data.vocabulary.published_files import Files
+    from limba.data.vocabulary.tokenizer_classes import class_of
 
     if source.kind != HUGGING_FACE or name.path == "byte":
         return None
     is_alone = not (source.directory / "tokenizer.json").exists()
-    if is_alone and published.class_of(published.Files.of(source.directory)) != "T5Tokenizer":
+    if is_alone and class_of(Files.of(source.directory)) != "T5Tokenizer":
         return None
-    return published.open_folder(source.directory)
+    return open_folder(source.directory)
 
 
 def special_ids_of(source: Source, vocabulary: Vocabulary | None) -> SpecialIds:

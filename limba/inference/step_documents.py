@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,10 @@ from limba.training.history import kept_before
 from limba.training.skipped_batches import FILE, entries_of
 from limba.training.start import deal_of_run
 
+logger = logging.getLogger(__name__)
+
 Positions = Mapping[int, Position]  # of all shards
+MANY_BATCHES = 1_000  # that are made before that of a step: minutes
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,11 @@ class RowDocuments:
 def documents_of_step(
     model: str, step: int, stood_out: bool = False, imports: Sequence[str] = ()
 ) -> list[RowDocuments]:
-    """Returns the documents of each row of the batch of a step, by data shard; `stood_out`: of those of the ledger.
+    """Returns the documents of each row of a step's batch, by data shard; `stood_out`: of the ledger's rows only.
 
     The corpus must be the one that the run has read. Steps after the newest checkpoint are read on from it: they are
-    what a resumed run will read. Raises InputError for another directory, for a step before the run's text began, for a
-    corpus that has changed, and for a task whose source is not one of limba.data.sources.
+    what a resumed run will read. Raises InputError for another directory, for a step before the run's text began or
+    far behind its end, for a corpus that has changed, and for a task whose source is not one of limba.data.sources.
     """
     directory = resolved(model)
     config = read_config(directory)
@@ -66,6 +70,16 @@ def documents_of_step(
         )
     rows_of_ledger = _rows_of_ledger(directory / FILE, step) if stood_out else None
     known, places = _places_before(str(directory), recipe, step, begins)
+    if step - known > MANY_BATCHES:
+        if step > config.train_steps:
+            raise InputError(
+                f"There is no step {step:,}: {model} ends with step {config.train_steps:,}, and its text is known up to"
+                f" step {known:,}; give a step up to {max(config.train_steps, known + MANY_BATCHES):,}."
+            )
+        logger.warning(
+            "The newest data position before step %s is that of step %s: the %s batches between are made again.",
+            *(f"{number:,}" for number in (step, known, step - known)),
+        )
     rows_of_step = []
     for shard in range(recipe.config.num_shards):
         place, skip = places.get(shard, (ShardPlace.beginning(), 0))
@@ -99,7 +113,7 @@ def _places_before(
 ) -> tuple[int, Mapping[int, tuple[ShardPlace, int]]]:
     """Returns the last step whose places are known, and shard -> (place, batches after it that were read too).
 
-    They are those of the step's own stage, and of the last pass over files that have changed; without any the beginning
+    They belong to the step's own stage, and to the last pass over files that have changed; without any, the beginning
     of the stage.
     """
     since = begins  # the text has been read in the present order since this step

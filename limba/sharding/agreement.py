@@ -167,7 +167,7 @@ def together(limit_seconds: float = LIMIT_SECONDS) -> Iterator[None]:
     for process, of_process in enumerate(of_processes):
         if of_process:
             name, sentence = json.loads(of_process)
-            if process > 0:  # process 0 speaks for the run: its sentences are those of a run with one process
+            if process > 0:  # process 0 speaks for the run, in the same sentences as a run with one process
                 sentence = f"Process {process} cannot go on: {sentence}"
             raise ERRORS.get(name, InputError)(sentence)
 

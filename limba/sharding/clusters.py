@@ -17,7 +17,7 @@ METADATA_SECONDS = 60  # for the first host's name to be known, on a Cloud TPU o
 
 
 class Membership(NamedTuple):
-    """This process among those of its run."""
+    """This process among the processes of its run."""
 
     found_by: str  # such as "Slurm", for sentences
     address: str  # HOST:PORT at which process 0 listens
@@ -92,7 +92,7 @@ def devices_of(membership: Membership, visible: int) -> list[int] | None:
 
 
 def _explicit(launcher: environment.Announced | None) -> Membership | None:
-    """Returns what the explicit variables say; a launcher, or an indexed Job, may give what is left out."""
+    """Returns what the explicit variables say; a launcher, or an indexed Job, may give the missing ones."""
     values = {name: os.environ[name] for name in EXPLICIT if os.environ.get(name)}
     if not values:
         return None

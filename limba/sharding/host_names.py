@@ -38,7 +38,7 @@ def _address_towards_first(membership: Membership) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether an address stands for each machine itself; "" is none.
+    """Returns whether an address stands for each machine itself; "" does not.
 
     >>> is_loopback("127.0.1.1"), is_loopback("10.0.0.7"), is_loopback("")
     (True, False, False)

@@ -84,7 +84,7 @@ def constrain_batch_sharding(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Returns x [B, …] with its rows sharded over data and fsdp, like the batch's.
 
     Without this the compiler shards activations as it does parameters, along the model width over `fsdp`. Every device
-    then computes all rows, and each product has to be summed over all devices.
+    then computes all rows, and each product must be summed over all devices.
     """
     if mesh is None or mesh.shape["fsdp"] == 1:
         return x

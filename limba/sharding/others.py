@@ -51,7 +51,7 @@ LOST = re.compile(
 
 
 class Others:
-    """The other processes of this run, and what this one tells them; `watch` begins. One that is alone has none."""
+    """The other processes of this run, and what this one tells them; `watch` begins. A process alone has no others."""
 
     def __init__(self) -> None:
         self.model_dir = ""

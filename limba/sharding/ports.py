@@ -25,7 +25,7 @@ def listen(address: str, to_change: str) -> socket.socket:
         except (OSError, OverflowError) as error:
             is_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             if not is_in_use or time.monotonic() >= give_up_at:
-                # The address stands in the sentence already.
+                # The sentence has the address already.
                 reason = reason_of(error).partition(" (while attempting")[0]
                 if is_in_use:
                     reason = f"{reason} by {listener(_port_of(address))}"

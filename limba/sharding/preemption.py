@@ -4,7 +4,8 @@ What a signal does, by stage:
 
 * before the first step has ended: nothing is lost, the process ends with a sentence: at once, or when it has joined the
   other processes and told them;
-* during training: all processes save after the same step and end. A second SIGINT ends this process at once;
+* during training: all processes save after the same step and end, with the exit status of RestartError (75), by which
+  scripts know to start the run again. A second SIGINT ends this process at once;
 * after that: the run is ending anyway; only a second SIGINT ends it at once.
 
 Where a program trains, such as a notebook, its process is not the run's to end: the run saves after its first step, and

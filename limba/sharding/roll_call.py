@@ -80,7 +80,7 @@ class _Report(NamedTuple):
 
     @staticmethod
     def of_path(path: str) -> "_Report":
-        """Returns the report of a request; ValueError if it is none."""
+        """Returns the report in a request; ValueError if it holds none."""
         index, count, token, host, own_address = path.split("/")[1:]
         return _Report(int(index), int(count), token, unquote(host), unquote(own_address))
 

@@ -22,7 +22,7 @@ from limba.sharding.others import OTHERS, resumes_from
 from limba.storage.failures import limited
 from limba.storage.files import open_no_link
 
-PHASE_STEPS = 12  # what is no step, such as an evaluation, may take as long as this many steps, and
+PHASE_STEPS = 12  # anything but a step, such as an evaluation, may take as long as this many steps, and
 PHASE_SECONDS = 4 * 3600.0  # at least this long
 TICK_SECONDS = 1.0
 ARM_SECONDS = 10.0  # between two settings of the clock in C

@@ -1,5 +1,7 @@
 """What a failed read or write means: something that passes (network, rights, time), or damage to the files."""
 
+from __future__ import annotations
+
 import errno
 import os
 import re
@@ -7,9 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from limba.config import InputError, StorageError, reason_of, without_credentials
+
+if TYPE_CHECKING:
+    import tensorstore as ts
 
 T = TypeVar("T")
 LONGEST_REASON = 200  # characters
@@ -105,14 +111,32 @@ def twice(read: Callable[[], T]) -> T:
     return read()
 
 
+@dataclass(frozen=True)
+class _Limit:
+    """How long a call of `limited` may take."""
+
+    what: str
+    seconds: float
+    end: float  # by time.monotonic()
+
+    def error(self) -> TimeoutError:
+        return TimeoutError(f"{self.what} has not ended after {self.seconds:,.0f} s")
+
+
+_OF_THREAD = threading.local()  # `limit`: the _Limit of the call that this thread makes, if it has one
+
+
 def limited(call: Callable[[], T], seconds: float, what: str) -> T:
     """Returns the result of a call that may stand still: TimeoutError, naming `what`, after that many seconds.
 
-    The call is left to itself then, on a thread that ends with the process.
+    The call is left to itself then, on a thread that ends with the process. In the call, use `waited` for what
+    tensorstore gives.
     """
+    limit = _Limit(what, seconds, time.monotonic() + seconds)
     future = futures.Future[T]()
 
     def run() -> None:
+        _OF_THREAD.limit = limit
         try:
             future.set_result(call())
         except BaseException as error:  # noqa: BLE001  raised where the caller is
@@ -120,5 +144,20 @@ def limited(call: Callable[[], T], seconds: float, what: str) -> T:
 
     threading.Thread(target=run, daemon=True, name=what).start()
     if not futures.wait([future], max(0.0, seconds)).done:
-        raise TimeoutError(f"{what} has not ended after {seconds:,.0f} s")
+        raise limit.error()
     return future.result()
+
+
+def waited(future: ts.Future[T]) -> T:
+    """Returns the result of a future of tensorstore's; in a call of `limited` it waits no longer than that does.
+
+    A thread that waits inside of C++ and comes back while Python ends takes the process with it: it ends by SIGABRT,
+    and not with its own exit status.
+    """
+    limit = getattr(_OF_THREAD, "limit", None)
+    if limit is None:
+        return future.result()
+    try:
+        return future.result(timeout=max(0.0, limit.end - time.monotonic()))
+    except TimeoutError:
+        raise limit.error() from None

@@ -41,7 +41,7 @@ def resolved(path: str) -> epath.Path:
 
 
 def read_bytes(path: epath.Path | Path) -> bytes:
-    """Returns the content of a file. InputError for a local one that is none, such as a pipe.
+    """Returns the content of a file. InputError for a local path that is not a file, such as a pipe.
 
     The storage's own errors if it cannot be read.
     """
@@ -49,7 +49,7 @@ def read_bytes(path: epath.Path | Path) -> bytes:
 
 
 def read_text(path: epath.Path) -> str:
-    """Returns the text of a file in UTF-8, without a byte order mark; InputError if it cannot be read or is no text."""
+    """Returns a UTF-8 file's text, without a byte order mark; InputError if it cannot be read or is not text."""
     try:
         return read_bytes(path).decode("utf-8-sig")
     except InputError:
@@ -290,8 +290,8 @@ class GrowingFile:
         limit = {"timeout": REQUEST_SECONDS + len(data) / UPLOAD_BYTES_PER_SECOND}
         if data and not self._is_there:
             with contextlib.suppress(FileExistsError):
-                about = {"cache_control": NO_STORE}
-                self._system.pipe_file(self._path, data, mode="create", fixed_key_metadata=about, **limit)
+                metadata = {"cache_control": NO_STORE}
+                self._system.pipe_file(self._path, data, mode="create", fixed_key_metadata=metadata, **limit)
                 data = b""
             self._is_there = True
         if data:
@@ -303,6 +303,6 @@ class GrowingFile:
         """Composes the two objects. gcsfs's `merge` says nothing of the new one, which is then cached."""
         bucket, name, _ = self._system.split_path(self._path)
         sources = [{"name": name}, {"name": name + TAIL}]
-        about = {"cacheControl": NO_STORE, "contentType": "application/octet-stream"}
-        content = {"sourceObjects": sources, "destination": about}
+        metadata = {"cacheControl": NO_STORE, "contentType": "application/octet-stream"}
+        content = {"sourceObjects": sources, "destination": metadata}
         self._system.call("POST", "b/{}/o/{}/compose", bucket, name, json=content, **limit)

@@ -82,11 +82,11 @@ class Owner(NamedTuple):
         except PermissionError:  # another user's
             pass
         try:
-            about = Path(f"/proc/{self.pid}/stat").read_bytes()
+            stat_line = Path(f"/proc/{self.pid}/stat").read_bytes()
         except OSError:  # a system that shows nothing of other users' processes
             return True
         # The second field, the program's name in parentheses, may hold spaces.
-        fields = about.rpartition(b")")[2].split()
+        fields = stat_line.rpartition(b")")[2].split()
         state = fields[0]
         ticks = int(fields[19])  # of its start
         has_ended = state in (b"Z", b"X")
@@ -136,7 +136,7 @@ def _owner_of_file(lease: SoftFileLease) -> Owner | None:
 
 
 class Seen(NamedTuple):
-    """What stands at a place. `mark` changes with each heartbeat, and is only compared."""
+    """What is at a place. `mark` changes with each heartbeat, and is only compared."""
 
     is_there: bool
     mark: Hashable
@@ -159,7 +159,7 @@ class Place:
         raise NotImplementedError
 
     def take(self, seen: Seen) -> bool:
-        """Makes the lease ours where nothing was, or in the place of what was seen; False if that has changed."""
+        """Makes the lease ours where nothing was, or in place of what was seen; False if that has changed."""
         raise NotImplementedError
 
     def keep(self) -> None:
@@ -196,7 +196,7 @@ class LocalPlace(Place):
         """Does what `take` says in a folder that is there."""
         if not seen.is_there:
             return self._acquire()
-        # Of a dead process of this machine filelock swaps the file, where it can, and the place is never empty. It must
+        # filelock swaps the file of a dead process of this machine where it can, so the place is never empty. It must
         # not do that for another machine of the same name, of which a heartbeat may have come since we looked.
         is_here = seen.owner is not None and seen.owner.is_here
         if is_here and self._acquire():

@@ -70,7 +70,7 @@ def step_entries(directory: str | epath.Path, wanted: Callable[[str], bool] = la
     In a bucket that gives the checksums of its objects, a large file is not read again.
     """
     root = epath.Path(directory)
-    listed: dict[str, Entry | None] = {}  # None for a file that has to be read
+    listed: dict[str, Entry | None] = {}  # None for a file that must be read
     if "://" in str(root):
         for name, info in _Bucket(str(root)).listed().items():
             checksum = _checksum(info)
@@ -126,7 +126,7 @@ def check(directory: str | epath.Path, how: str = "checksums", part: tuple[int, 
     except ValueError as error:
         return [str(error)]
     if root.name.isdigit() and step not in (None, int(root.name)):
-        return [f"{FILE} is that of step {step}"]
+        return [f"{FILE} belongs to step {step}"]
     sizes = dict(zip(files, _map(lambda name: _size(root / name), files), strict=True))
     sentences = []
     for name, (size, _) in files.items():

@@ -36,7 +36,7 @@ class Best:
         """Saves the state if its `best_metric` has improved; returns the reason to end the run, or "".
 
         `positions` returns the data position, which is saved with the state. A figure that is missing, or not finite,
-        is no improvement.
+        does not improve.
         """
         name = self._config.checkpoint.best_metric
         if name is None or not figures:

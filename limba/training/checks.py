@@ -18,6 +18,7 @@ from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.addresses import content_name
 from limba.sharding.agreement import is_first, of_first, together
 from limba.storage import servers
+from limba.storage.literal_names import remove_file
 from limba.training.metrics import weights_and_biases
 
 SEEN_SECONDS = 60.0  # for which a file may stay unseen on another host: caches of network file systems
@@ -66,7 +67,7 @@ def _check_prompts(config: RunConfig) -> None:
             raise ConfigError(
                 "EvaluationConfig.prompts",
                 f"has {prompt!r}, and the model {'is' if model.is_encoder else 'has'} an encoder, which does not"
-                f" continue a prompt; write {mark} in the place of a word.",
+                f" continue a prompt; write {mark} for a word.",
             )
 
 
@@ -108,7 +109,7 @@ def check_shared(model_dir: str) -> None:
                 time.sleep(0.5)
     finally:
         if is_first():
-            probe.unlink(missing_ok=True)
+            remove_file(probe)
 
 
 def facts_of_data(task: Provider, config: DataConfig) -> dict[str, str]:
@@ -233,7 +234,7 @@ def check_writable(directory: str, field: str, value: str) -> None:
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
-        probe.unlink(missing_ok=True)  # a repeated request, whose first answer was lost, finds none
+        remove_file(probe)  # a repeated request, whose first answer was lost, finds none
     except Exception as error:  # a bucket's client has errors of its own
         sentence = f"is {value}, and {directory} cannot be written ({reason_of(error)})"
         raise ConfigError(field, sentence, give="a directory that can") from error

@@ -22,8 +22,8 @@ def pinned_for_run(task: Provider, model_dir: str) -> Provider:
     with together():
         if is_first():
             known = _revisions_in(path) if path.exists() else {}
-            if found := revisions(task, known):
-                write_whole(path, json.dumps({**known, **found}, indent=1) + "\n")
+            if commits := revisions(task, known):
+                write_whole(path, json.dumps({**known, **commits}, indent=1) + "\n")
     with together():
         if not path.exists():
             return task

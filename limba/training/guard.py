@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_IN_A_ROW = 20  # spiking steps in a row: then it is not a spike, but a new level
 MAX_REWINDS = 3  # to one checkpoint
 MOST_NAMED = 3  # documents of a shard's rows in one sentence
+MOST_CHUNKS = 1024  # of a unit that are read to name a document, 256 MB of text: the run waits for it, seconds
 # From one process's rows of a batch to the global batch.
 PlaceBatch = Callable[[ShardRows], Batch]
 
@@ -262,12 +263,12 @@ class Guard:
         losses = np.asarray(self._row_losses(params, self._place_batch(spike.rows)))
         size = self._config.data.rows_per_shard
         standing_out = rows_standing_out(losses, self._config.guard.threshold, spike.typical_loss)
-        own = dict[int, bytes]()
+        rows = dict[int, bytes]()
         for row in standing_out:
             documents = _documents_of(spike, int(row) // size, int(row) % size)
             if documents:
-                own[int(row)] = json.dumps(documents).encode()
-        of_all_processes = gather_bytes(own)
+                rows[int(row)] = json.dumps(documents).encode()
+        of_all_processes = gather_bytes(rows)
         entries: list[RowEntry] = []
         for row in standing_out:
             entry: RowEntry = {"shard": int(row) // size, "row": int(row) % size, "loss": _number(losses[row])}
@@ -299,12 +300,12 @@ def _number(value: float) -> float | None:
 def _documents_of(spike: Spike, shard: int, row: int) -> list[DocumentEntry]:
     """Returns the names of the documents of a row; none where another process has read it, or its source fails."""
     try:
-        found = spike.documents.of_row(shard, row)
+        locations = spike.documents.of_row(shard, row, MOST_CHUNKS)
     except InputError as error:
         logger.warning("The documents of row %d of shard %d cannot be named: %s", row, shard, error)
         return []
     entries: list[DocumentEntry] = []
-    for document in found:
+    for document in locations:
         entry: DocumentEntry = {"source": document.source, "unit": document.unit, "document": document.row}
         if not document.is_exact:
             entry["is_exact"] = False

@@ -2,7 +2,7 @@
 
 `positions/<step>.json.gz` in the run's directory has those since the save before the step in its name, as
 {step: {shard: …}}. They came with the batches, so a step pays nothing for them. Where places are large, as in a mixture
-of many tasks and with tf.data's checkpoints, those of fewer steps are kept.
+of many tasks and with tf.data's checkpoints, the places of fewer steps are kept.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class History:
         """Writes the places of all processes since the last time; all call it when they save a step."""
         by_shard: dict[str, dict[int, Mapping[str, Any]]] = {}
         for kept_step, places in self._kept.items():
-            for shard, place in json.loads(zlib.decompress(places)).items():
-                by_shard.setdefault(shard, {})[kept_step] = place
+            for shard, step_places in json.loads(zlib.decompress(places)).items():
+                by_shard.setdefault(shard, {})[kept_step] = step_places
         parts = gather_bytes({int(shard): _as_json(of_steps) for shard, of_steps in by_shard.items()})
         of_steps: dict[str, dict[str, Any]] = {}
         for shard, part in sorted(parts.items()):
-            for kept_step, place in json.loads(part).items():
-                of_steps.setdefault(kept_step, {})[str(shard)] = place
+            for kept_step, step_places in json.loads(part).items():
+                of_steps.setdefault(kept_step, {})[str(shard)] = step_places
         # Processes that have left out other steps do not have all shards of those.
         of_steps = {kept_step: places for kept_step, places in of_steps.items() if len(places) == len(parts)}
         if not of_steps:
@@ -96,10 +96,11 @@ def kept_before(model_dir: str, step: int) -> tuple[int, dict[int, dict[str, Any
     for number in (*later, *earlier):
         path = folder / f"{number}.json.gz"
         try:
-            kept = {int(each): places for each, places in json.loads(gzip.decompress(read_bytes(path))).items()}
+            entries = json.loads(gzip.decompress(read_bytes(path)))
+            kept = {int(kept_step): places for kept_step, places in entries.items()}
         except (OSError, EOFError, ValueError, AttributeError, zlib.error) as error:
             raise InputError(f"{path} cannot be read ({reason_of(error)}); restore it, or remove it.") from error
-        before = [each for each in kept if each < step]
+        before = [kept_step for kept_step in kept if kept_step < step]
         if before:
             last = max(before)
             return last, {int(shard): place for shard, place in kept[last].items()}

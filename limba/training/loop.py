@@ -43,7 +43,7 @@ class Evaluations:
     samples: Callable[[Parameters], Mapping[str, Sequence[str]]] | None  # the texts generated for each prompt
     text: Callable[[Parameters, int], Figures] | None  # metrics of text generated for validation examples, at a step
     hidden: Mapping[str, Sequence[str]]  # for prompts from validation text: the words that were in their gaps
-    copied: Figures  # the metrics of inputs that are copied, which generated text has to beat
+    copied: Figures  # the metrics of copying the inputs, which generated text should beat
 
 
 class Due(NamedTuple):

@@ -52,8 +52,8 @@ def global_batch(
 ) -> dict[str, jax.Array]:
     """Returns the model features int32 [batch_size, L] as global arrays, from this host's shards.
 
-    `row_ids` are those of the task's vocabulary. Row r belongs to shard r // rows_per_shard, so the batch does not
-    depend on how many hosts made it.
+    `row_ids` are the ids with a role in the task's vocabulary. Row r belongs to shard r // rows_per_shard, so the batch
+    does not depend on how many hosts made it.
     """
     rows_per_shard = config.rows_per_shard
     shards = sorted(rows_by_shard)

@@ -1,6 +1,6 @@
 """Each rule of the optimizer as optax transformations, from the clipped gradient to the update of the parameters.
 
-The fields of a rule stand in `limba/config/optimizer.py`. `limba/training/optimizer.py` puts the rest around it:
+A rule's fields are in `limba/config/optimizer.py`. `limba/training/optimizer.py` puts the rest around it:
 clipping before it, frozen parameters, the average of the weights and float16's scale after it.
 """
 
@@ -133,7 +133,7 @@ def _is_decayed(patterns: tuple[str, ...], params: PyTree) -> PyTree:
 def scale_by_parameter_rms(min_scale: float) -> optax.GradientTransformation:
     """Scales each update by its parameter's root mean square, and by `min_scale` at least.
 
-    Numbers and state equal those of `optax.scale_by_param_block_rms`. optax's can also be differentiated, and
+    Numbers and state equal `optax.scale_by_param_block_rms`'s. optax's can also be differentiated, and
     therefore reads all parameters twice: 2 % of a base model's step on a TPU.
     """
 

@@ -23,7 +23,7 @@ def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Sche
     >>> [round(float(schedule(step)), 2) for step in (0, 5, 10, 60, 110)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
-    rate = _unbranched(config, config.planned_steps or train_steps or 2**31 - 1)  # not known: none goes by it
+    rate = _unbranched(config, config.planned_steps or train_steps or 2**31 - 1)  # without an end no factor uses it
     # 1 - n x (1 / n), as compilers divide, may be below 0.
     before = rate if config.name == "factors" else lambda count: jnp.maximum(rate(count), 0.0)
     start = config.branch_step

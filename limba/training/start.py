@@ -222,7 +222,7 @@ def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int], b
     deal = deal_of(task, lengths, data, wants_epochs, names, known)
     if known is None and deal.counts:
         counted = {"corpora": corpora, "deal": json.loads(deal.to_text())}
-        # The first stage's counts stand at the top of the file, and the later stages' below a key.
+        # The first stage's counts are at the top of the file, and the later stages' below a key.
         later = written.get(STAGES, {}) if config.data.stages else {}
         if begins:
             content = {**written, STAGES: {**later, str(begins): counted}}

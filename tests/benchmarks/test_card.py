@@ -12,7 +12,7 @@ from limba.config import InputError
 
 def commands(**texts: str) -> dict:
     """Returns parts whose only command is a Python program."""
-    return {name: lambda given, text=text: {"a program": [sys.executable, "-c", text]} for name, text in texts.items()}
+    return {name: lambda part, text=text: {"a program": [sys.executable, "-c", text]} for name, text in texts.items()}
 
 
 @pytest.mark.slow
@@ -26,8 +26,8 @@ def test_a_part_is_run_once_and_a_failure_is_told(tmp_path: Path, monkeypatch: p
     assert card.main([*flags, "--parts=one"]) == 0
     assert card.main(flags) == 1 and card.main(flags) == 1
     assert left.read_text() == "x"
-    found = json.loads((tmp_path / "one.json").read_text())
-    assert found["device"] == "cpu" and found["runs"]["a program"]["figures"] == {"mfu": 0.5, "size": 3}
+    written = json.loads((tmp_path / "one.json").read_text())
+    assert written["device"] == "cpu" and written["runs"]["a program"]["figures"] == {"mfu": 0.5, "size": 3}
     table = (tmp_path / "card.md").read_text()
     assert "mfu 0.5 |" in table and "**failed**: ended with 1: no / such card" in table
     (tmp_path / "two.json").unlink()  # as an interrupted part leaves it
@@ -41,19 +41,19 @@ def test_a_command_over_the_call_s_time_is_left_for_the_next_call(
     device = {"device": "cpu", "platform": "cpu", "jax": "0"}
     texts = {"short": "print(7)", "endless": "import threading; threading.Event().wait()"}
     runs = {name: [sys.executable, "-c", text] for name, text in texts.items()}
-    monkeypatch.setitem(card.PARTS, "gpu", {"part": lambda given: runs})
+    monkeypatch.setitem(card.PARTS, "gpu", {"part": lambda part: runs})
     monkeypatch.setattr(card, "LEAST_SECONDS", 0.0)
-    given = card.Card(tmp_path, "cpu", tmp_path, True, seconds=60.0)
-    assert card._run(given, "part", {"short": runs["short"]}, device, seconds=60.0)
-    assert not card._run(given, "part", runs, device, seconds=1.0)  # what is left of a call
-    found = json.loads((tmp_path / "part.json").read_text())["runs"]
-    assert list(found) == ["short"] and found["short"]["figures"] == {"says": "7"}
+    this_card = card.Card(tmp_path, "cpu", tmp_path, True, seconds=60.0)
+    assert card._run(this_card, "part", {"short": runs["short"]}, device, seconds=60.0)
+    assert not card._run(this_card, "part", runs, device, seconds=1.0)  # the rest of a call
+    results = json.loads((tmp_path / "part.json").read_text())["runs"]
+    assert list(results) == ["short"] and results["short"]["figures"] == {"says": "7"}
     # A command that has had a whole call is not tried again.
     whole = card.Card(tmp_path, "cpu", tmp_path, True, seconds=0.5)
     assert card._run(whole, "part", runs, device, seconds=1.0)
     assert "**failed**: over 1 s |" in (tmp_path / "card.md").read_text()
-    found = json.loads((tmp_path / "part.json").read_text())["runs"]
-    assert found["endless"]["exit_code"] < 0 and found["short"]["figures"] == {"says": "7"}
+    results = json.loads((tmp_path / "part.json").read_text())["runs"]
+    assert results["endless"]["exit_code"] < 0 and results["short"]["figures"] == {"says": "7"}
     assert card._run(whole, "part", runs, device, seconds=0.0)
 
 

@@ -98,11 +98,11 @@ def test_a_kernel_s_bundles_are_multiplied_by_its_grid() -> None:
 
 
 def test_fields_are_the_network_s_or_the_optimizer_s() -> None:
-    given = compiled.parse(
+    args = compiled.parse(
         ["--optimizer=muon", "--field=mlp_dim=8", "--field=muon_others=adafactor", "--field=muon_beta=0.9"]
     )
-    assert given.field == ["mlp_dim=8"]
-    assert given.optimizer_fields == {"muon_others": "adafactor", "muon_beta": 0.9}
+    assert args.field == ["mlp_dim=8"]
+    assert args.optimizer_fields == {"muon_others": "adafactor", "muon_beta": 0.9}
     with pytest.raises(InputError, match=r"--field=name=muon is not NAME=VALUE .*mlp_dim.*OptimizerConfig \(.*beta1"):
         compiled.parse(["--field=name=muon"])
 
@@ -111,11 +111,11 @@ def test_fields_are_the_network_s_or_the_optimizer_s() -> None:
 def test_windows_of_long_rows_have_fewer_products_and_less_memory(monkeypatch, capsys) -> None:
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     step = "--family=modernbert --size=tiny --topology=cpu-1 --batch=1 --targets=1024 --predicted=8 --remat=none"
-    found = []
+    figures = []
     for fields in ([], ["--field=local_attention=None", "--field=biases=()"]):
         compiled.main([*step.split(), "--no-scan", "--attention=einsum", "--json", *fields])
-        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
-    windows, whole = found
+        figures.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    windows, whole = figures
     assert windows["product_gflops"] < 0.8 * whole["product_gflops"]
     assert windows["live_gib_per_chip"] < 0.8 * whole["live_gib_per_chip"]
 
@@ -167,8 +167,8 @@ def test_windows_and_masks_of_rows_compile_for_a_gpu_without_spilling(choices: l
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = json.loads(done.stdout.splitlines()[-1])["kernels"]
-    assert len(kernels) == 3 and all("near" in name and each["calls"] == 3 for name, each in kernels.items())
-    assert all(each["spilled_bytes"] == 0 and each["products"] for each in kernels.values())
+    assert len(kernels) == 3 and all("near" in name and kernel["calls"] == 3 for name, kernel in kernels.items())
+    assert all(kernel["spilled_bytes"] == 0 and kernel["products"] for kernel in kernels.values())
 
 
 def test_the_order_of_a_set_does_not_change_a_digest() -> None:

@@ -21,7 +21,7 @@ def test_the_cards_cover_every_compute_capability_that_has_the_kernel() -> None:
     described = {chip.capability for chip in hardware.NVIDIA if chip.name in nvidia.CARDS}
     assert described == {8.0, 8.6, 8.9, 9.0, 10.0, 12.0}
     wanted = {chip.capability for chip in hardware.NVIDIA if chip.capability >= 8}
-    assert wanted <= set(SHARED_KIB) and {int(each) for each in wanted} == set(pallas_gpu.MOST_SHARED_KIB)
+    assert wanted <= set(SHARED_KIB) and {int(number) for number in wanted} == set(pallas_gpu.MOST_SHARED_KIB)
     for name, card in nvidia.CARDS.items():
         capability = hardware.chip(name).capability
         assert float("{}.{}".format(*card.compute_capability)) == capability

@@ -20,23 +20,23 @@ TEST = "from module import twice\n\n\ndef test_twice() -> None:\n    assert [twi
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def workdir(tmp_path: Path) -> Path:
     (tmp_path / "module.py").write_text(MODULE)
     (tmp_path / "test_module.py").write_text(TEST)
     return tmp_path
 
 
 @pytest.mark.slow
-def test_faults_that_no_test_sees_survive_and_the_text_is_as_before(place: Path) -> None:
-    found = mutate.survivors(place, "module.py", ["test_module.py"], 12, 0)
-    assert found == (4, ["module.py:7: -x -> (x)"])  # 2 / x, 2, 3 * x are seen
-    assert (place / "module.py").read_text() == MODULE
+def test_faults_that_no_test_sees_survive_and_the_text_is_as_before(workdir: Path) -> None:
+    survivors = mutate.survivors(workdir, "module.py", ["test_module.py"], 12, 0)
+    assert survivors == (4, ["module.py:7: -x -> (x)"])  # 2 / x, 2, 3 * x are seen
+    assert (workdir / "module.py").read_text() == MODULE
 
 
-def test_tests_that_fail_without_a_fault_are_named(place: Path) -> None:
-    (place / "test_module.py").write_text(TEST.replace("6", "7"))
+def test_tests_that_fail_without_a_fault_are_named(workdir: Path) -> None:
+    (workdir / "test_module.py").write_text(TEST.replace("6", "7"))
     with pytest.raises(InputError, match=r"The tests of module\.py fail without a fault \(test_module\.py\)"):
-        mutate.survivors(place, "module.py", ["test_module.py"], 12, 0)
+        mutate.survivors(workdir, "module.py", ["test_module.py"], 12, 0)
 
 
 def test_the_same_seed_draws_the_same_faults_of_all_kinds() -> None:

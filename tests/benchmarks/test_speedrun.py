@@ -88,8 +88,8 @@ def test_a_rate_is_that_of_the_size(name: str) -> None:
 
 
 def test_only_what_differs_from_the_recipe_is_its_setting() -> None:
-    given = {"muon_rms": 0.1, "learning_rate": 0.2, "beta2": 0.95, "rows": 16, "decay": 0.7}
-    assert own_settings(recipe_of("fast"), given) == {"beta2": 0.95, "learning_rate": 0.2, "rows": 16}
+    settings = {"muon_rms": 0.1, "learning_rate": 0.2, "beta2": 0.95, "rows": 16, "decay": 0.7}
+    assert own_settings(recipe_of("fast"), settings) == {"beta2": 0.95, "learning_rate": 0.2, "rows": 16}
     assert own_settings(recipe_of("adamw_wsd"), {"beta2": 0.999, "warmup": 0.05}) == {}
 
 
@@ -220,10 +220,10 @@ def board(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Path,
 @pytest.mark.slow
 def test_a_run_gives_a_curve_and_does_not_read_the_final_part(board: tuple[Path, list[str]], corpus: Path) -> None:
     folder, flags = board
-    (found,) = results(folder).values()
-    assert found["curve"]["steps"] == list(range(1, 7)) and found["status"] == "finished"
-    assert found["curve"]["loss"][-1] < found["curve"]["loss"][0] and 0 < found["passes"] < 1
-    assert found["curve"]["seconds"] == sorted(found["curve"]["seconds"]) and found["flops_per_step"] > 1e9
+    (of_run,) = results(folder).values()
+    assert of_run["curve"]["steps"] == list(range(1, 7)) and of_run["status"] == "finished"
+    assert of_run["curve"]["loss"][-1] < of_run["curve"]["loss"][0] and 0 < of_run["passes"] < 1
+    assert of_run["curve"]["seconds"] == sorted(of_run["curve"]["seconds"]) and of_run["flops_per_step"] > 1e9
     text = divided(str(corpus), folder)
     config = config_of(Trial("muon_wsd", text.name, 1, 6), text, folder)
     assert "final" not in str(config.data.data_files)
@@ -276,20 +276,20 @@ def test_runs_side_by_side_are_those_run_one_by_one(
     shutil.copytree(folder / "text", tmp_path / "text")
     flags = ["sweep", "--recipe=adamw_wsd", "--rates=0.0025,0.005", "--seeds=2", *flags, f"--board={tmp_path}"]
     speedrun.main(flags)
-    found = results(tmp_path)
-    assert {(run["seed"], run["settings"].get("learning_rate")) for run in found.values()} == {
+    by_key = results(tmp_path)
+    assert {(run["seed"], run["settings"].get("learning_rate")) for run in by_key.values()} == {
         (seed, rate) for seed in (0, 1) for rate in (0.0025, None)
     }
-    beside = found[alone["key"]]
+    beside = by_key[alone["key"]]
     for figure in ("loss", "bits_per_byte"):
         assert beside["curve"][figure] == pytest.approx(alone["curve"][figure], rel=1e-4)
     for name in ("parameters", "flops_per_step", "rows", "parameter_norm", "status"):
         assert beside[name] == pytest.approx(alone[name])
-    assert len({tuple(run["curve"]["loss"]) for run in found.values()}) == 4
+    assert len({tuple(run["curve"]["loss"]) for run in by_key.values()}) == 4
     with pytest.raises(InputError, match="Adafactor's momentum comes after the rate"):
         speedrun.main(["sweep", "--recipe=adafactor", "--set=momentum=0.9", *flags[2:]])
     speedrun.main(flags)  # known
-    assert results(tmp_path) == found and capsys.readouterr().out.count("s/step") == 8
+    assert results(tmp_path) == by_key and capsys.readouterr().out.count("s/step") == 8
 
 
 @pytest.mark.night
@@ -306,8 +306,8 @@ def test_a_killed_run_is_resumed(tmp_path: Path, corpus: Path) -> None:
         assert not results(tmp_path)
         subprocess.run(command, cwd=ROOT, stdout=said, stderr=said, env=variables, check=True)
     assert "resumes at step" in (tmp_path / "said.txt").read_text()
-    (found,) = results(tmp_path).values()
-    assert found["curve"]["steps"] == list(range(10, 201, 10))
+    (of_run,) = results(tmp_path).values()
+    assert of_run["curve"]["steps"] == list(range(10, 201, 10))
 
 
 def test_the_page_has_each_recipe() -> None:
@@ -319,12 +319,12 @@ def test_the_page_has_each_recipe() -> None:
 def board_of(folder: Path, losses: dict[str, list[float]]) -> Path:
     """Writes results as runs of depth 2 leave them, with these last losses by seed."""
     lines = []
-    for recipe, own in losses.items():
-        for seed, loss in enumerate(own):
+    for recipe, of_seeds in losses.items():
+        for seed, loss in enumerate(of_seeds):
             curve = {"steps": [300], "loss": [loss], "bits_per_byte": [loss / 2], "seconds": [60.0]}
-            about = {"recipe": recipe, "corpus": "de", "depth": 2, "steps": 300, "seed": seed, "settings": {}}
+            fields = {"recipe": recipe, "corpus": "de", "depth": 2, "steps": 300, "seed": seed, "settings": {}}
             figures = {"status": "finished", "flops_per_step": 1.6e10, "seconds_per_step": 0.2, "curve": curve}
-            lines.append(json.dumps({"key": f"{recipe}-{seed}", "final": True, **about, **figures}))
+            lines.append(json.dumps({"key": f"{recipe}-{seed}", "final": True, **fields, **figures}))
     folder.mkdir()
     (folder / "results.jsonl").write_text("\n".join(lines) + "\n")
     return folder
@@ -435,7 +435,7 @@ def test_the_example_goes_from_a_clone_to_fills_and_resumes(tmp_path: Path) -> N
         subprocess.run(["bash", script, f"TRAIN_STEPS={steps}"], env=variables, capture_output=True, text=True)
         for steps in (2, 3)
     ]
-    assert all(each.returncode == 0 for each in said), said
+    assert all(run.returncode == 0 for run in said), said
     assert "ja_tiny/checkpoints" in said[0].stdout and "resumes at step 2" in said[1].stdout + said[1].stderr
 
 

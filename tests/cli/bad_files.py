@@ -1,4 +1,4 @@
-"""Bad files and flags for the commands that read text, vocabularies and models: what is typed, and what is said.
+"""Bad files and flags for the commands that read text, vocabularies and models: what is typed, and the sentence.
 
 The folder of a case holds corpus.jsonl, in.txt, pairs.jsonl, run (a run of a T5), hf and lm (folders for transformers,
 of a T5 and of a language model), and the folder empty.
@@ -75,8 +75,8 @@ def parquet(values: list, name: str = "text", kind: pa.DataType | None = None) -
     return buffer.getvalue()
 
 
-def flipped(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+def flipped(data: bytes, offset: int) -> bytes:
+    return data[:offset] + bytes([data[offset] ^ 0xFF]) + data[offset + 1 :]
 
 
 PACKED = gzip.compress(LINES)
@@ -154,7 +154,7 @@ def text_cases() -> list[Case]:
     return cases
 
 
-# Commands that read text -> what is said.
+# Commands that read text -> the expected sentence.
 DATA_COMMANDS = {
     "inspect": "Nothing to read is named",
     "inspect none.txt --vocabulary=byte": "none.txt",
@@ -215,7 +215,7 @@ DATA_COMMANDS = {
 }
 
 
-# Variables of the environment -> what is said.
+# Variables of the environment -> the expected sentence.
 VARIABLES = [
     ("vocabulary corpus.jsonl --output=a.model", {"PROCESS_ID": "first"}, "PROCESS_ID is first"),
     ("vocabulary corpus.jsonl --output=a.model", {"PROCESS_ID": "-1"}, "PROCESS_ID is -1"),

@@ -38,7 +38,7 @@ class Case:
         return " ".join(self.argv)[-70:] + " | " + ",".join(self.files)[:40]
 
 
-# --gin.NAME=VALUE of a T5's run -> what is said.
+# --gin.NAME=VALUE of a T5's run -> the expected sentence.
 SETTINGS = {
     # numbers
     "TRAIN_STEPS=0": "TRAIN_STEPS is 0; give a whole number above 0",
@@ -305,7 +305,7 @@ def train_cases() -> list[Case]:
     return cases + [Case(tuple(shlex.split(line)), says) for line, says in ARGUMENTS.items() if line]
 
 
-# One key of a JSON configuration of Hugging Face's scripts -> what is said. None removes the key.
+# One key of a JSON configuration of Hugging Face's scripts -> the expected sentence. None removes the key.
 JSON: dict[str, Any] = {
     "output_dir": "out",
     "config_name": "hf",

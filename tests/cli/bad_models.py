@@ -1,4 +1,4 @@
-"""Bad flags, models and lines for the commands that use a trained model: what is typed or damaged, and what is said."""
+"""Bad flags, models and lines for the commands that use a trained model: what is typed or damaged, and the sentence."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "latin1.txt": (b"\xaa\xba\n", "is not UTF-8"),
     "junk.jsonl": (b"{\n", "junk.jsonl line 1 is not JSON"),
     "second.jsonl": (b'{"inputs": "a"}\nb\n', "second.jsonl line 2 is not JSON"),
-    "list.jsonl": (b"[1]\n", "list.jsonl line 1 is no object with columns"),
+    "list.jsonl": (b"[1]\n", "list.jsonl line 1 is not an object with columns"),
     "number.jsonl": (b'{"inputs": 5}\n', "line 1 has no text in field 'inputs'"),
     "null.jsonl": (b'{"inputs": null}\n', "line 1 has no text in field 'inputs'"),
     "deep.jsonl": (b"[" * 200_000 + b"\n", "deep.jsonl line 1 is not JSON"),
@@ -141,28 +141,28 @@ LINES: dict[str, tuple[bytes, str]] = {
 def changed(file: str, **fields: Any) -> Callable[[Path], None]:
     """Returns what sets keys of a JSON file; None removes one."""
 
-    def change(place: Path) -> None:
-        about = json.loads((place / file).read_text())
-        about = {key: value for key, value in {**about, **fields}.items() if value is not None}
-        (place / file).write_text(json.dumps(about))
+    def change(folder: Path) -> None:
+        content = json.loads((folder / file).read_text())
+        content = {key: value for key, value in {**content, **fields}.items() if value is not None}
+        (folder / file).write_text(json.dumps(content))
 
     return change
 
 
 def cut(file: str, length: int) -> Callable[[Path], None]:
-    def change(place: Path) -> None:
-        data = (place / file).read_bytes()
-        (place / file).write_bytes(data[:length])
+    def change(folder: Path) -> None:
+        data = (folder / file).read_bytes()
+        (folder / file).write_bytes(data[:length])
 
     return change
 
 
 def index(content: bytes) -> Callable[[Path], None]:
-    """Returns what gives hf an index in the place of its weights: beside them it would not be looked at."""
+    """Returns what replaces hf's weights by an index: beside weights it would not be looked at."""
 
-    def change(place: Path) -> None:
-        (place / "hf" / "model.safetensors").unlink()
-        (place / "hf" / "model.safetensors.index.json").write_bytes(content)
+    def change(folder: Path) -> None:
+        (folder / "hf" / "model.safetensors").unlink()
+        (folder / "hf" / "model.safetensors.index.json").write_bytes(content)
 
     return change
 
@@ -180,33 +180,33 @@ def header(text: bytes) -> bytes:
 def run_config(**data: Any) -> Callable[[Path], None]:
     """Returns what gives the run's config.json these fields of its DataConfig."""
 
-    def change(place: Path) -> None:
-        about = json.loads((place / "run" / saved_config.FILE).read_text())
-        about["run"]["data"].update(data)
-        (place / "run" / saved_config.FILE).write_text(json.dumps(about))
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "run" / saved_config.FILE).read_text())
+        content["run"]["data"].update(data)
+        (folder / "run" / saved_config.FILE).write_text(json.dumps(content))
 
     return change
 
 
 def appended(file: str, text: str) -> Callable[[Path], None]:
-    def change(place: Path) -> None:
-        with (place / file).open("a") as opened:
+    def change(folder: Path) -> None:
+        with (folder / file).open("a") as opened:
             opened.write(text)
 
     return change
 
 
 def moved(file: str, other: str) -> Callable[[Path], None]:
-    def change(place: Path) -> None:
-        (place / file).rename(place / other)
+    def change(folder: Path) -> None:
+        (folder / file).rename(folder / other)
 
     return change
 
 
 def made(folder: str) -> Callable[[Path], None]:
-    def change(place: Path) -> None:
-        (place / folder).unlink(missing_ok=True)
-        (place / folder).mkdir()
+    def change(shelf: Path) -> None:
+        (shelf / folder).unlink(missing_ok=True)
+        (shelf / folder).mkdir()
 
     return change
 
@@ -218,7 +218,7 @@ def line_of(**values: Any) -> bytes:
 WEIGHTS = "hf/model.safetensors"
 ENTRY = b'{"shared.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}'
 FIGURES = line_of(kind="train", step=1, loss=1.0)
-# Files of a model: name -> new content, or what changes the folder; then what is said.
+# Files of a model: name -> new content, or what changes the folder; then the expected sentence.
 MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     (PROMPT, {"hf/config.json": b""}, "hf/config.json cannot be read"),
     (PROMPT, {"hf/config.json": b"\xff\xfe{}"}, "hf/config.json cannot be read"),
@@ -318,10 +318,10 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
 
 
 def cases() -> list[Case]:
-    found = [Case(tuple(shlex.split(line)), says) for line, says in COMMANDS.items()]
+    all_cases = [Case(tuple(shlex.split(line)), says) for line, says in COMMANDS.items()]
     for name, (data, says) in LINES.items():
-        found.append(Case(("generate", "hf", f"--input={name}", "--output=out.txt"), says, {name: data}))
+        all_cases.append(Case(("generate", "hf", f"--input={name}", "--output=out.txt"), says, {name: data}))
     for line, damage, says in MODELS:
         files, change = (damage, None) if isinstance(damage, dict) else ({}, damage)
-        found.append(Case(tuple(shlex.split(line)), says, files, change))
-    return found
+        all_cases.append(Case(tuple(shlex.split(line)), says, files, change))
+    return all_cases

@@ -27,7 +27,7 @@ class Name(str):
 
 
 def _value(text: str) -> Any:
-    marked = _NAME.sub(lambda found: found[1] or repr("\0" + found[2]), text)
+    marked = _NAME.sub(lambda match: match[1] or repr("\0" + match[2]), text)
     try:
         return _named(ast.literal_eval(marked.strip()))
     except (SyntaxError, ValueError):
@@ -44,7 +44,7 @@ def _named(value: Any) -> Any:
 
 def _statements(text: str) -> Iterator[str]:
     """Yields the logical lines: without comments, brackets closed, blocks written out."""
-    text = _COMMENT.sub(lambda found: found[1] or "", text).replace("\\\n", " ")
+    text = _COMMENT.sub(lambda match: match[1] or "", text).replace("\\\n", " ")
     whole = ""
     block = ""
     for line in text.split("\n"):
@@ -82,25 +82,25 @@ class Original:
             return
         self.files.append(path)
         for line in _statements(path.read_text(encoding="utf-8")):
-            if found := re.fullmatch(r"include\s+['\"](.+)['\"]", line):
-                self.read(found[1])
+            if match := re.fullmatch(r"include\s+['\"](.+)['\"]", line):
+                self.read(match[1])
             elif re.match(r"(from|import)\s", line):
                 if "network" in line or "flaxformer" in line or "architecture" in line:
                     self.networks.append(line)
-            elif found := _BINDING.fullmatch(line):
-                self.set(found[1], _value(found[2]))
+            elif match := _BINDING.fullmatch(line):
+                self.set(match[1], _value(match[2]))
 
     def _path(self, name: str) -> Path | None:
         tail = re.sub(r"^.*?(?=t5x/(configs|examples|contrib)/)", "", name)
         names = (
             [Path(name)]
             if name.startswith("/")
-            else [folder / each for each in (name, tail) for folder in self.folders]
+            else [folder / path for path in (name, tail) for folder in self.folders]
         )
-        found = next((path for path in names if path.is_file()), None)
-        if found is None and tail.endswith("pretrain_deterministic.gin"):  # umT5's files name it; it is not public
+        first_file = next((path for path in names if path.is_file()), None)
+        if first_file is None and tail.endswith("pretrain_deterministic.gin"):  # umT5's files name it; it is not public
             return self._path(tail.replace("_deterministic", ""))
-        return found
+        return first_file
 
     def set(self, name: str, value: Any) -> None:
         """Sets a macro or a field."""
@@ -144,8 +144,10 @@ class Original:
     def is_of_t5x(self) -> bool:
         """Whether the network is one of T5X's examples."""
         module = kind_of(self.get(self.model, "module"))
-        own = [line for line in self.networks if not re.search(r"t5x\.examples\.(t5|scalable_t5|decoder_only)\b", line)]
-        return self.model in MODELS and module in ("Transformer", "DecoderWrapper") and not own
+        others = [
+            line for line in self.networks if not re.search(r"t5x\.examples\.(t5|scalable_t5|decoder_only)\b", line)
+        ]
+        return self.model in MODELS and module in ("Transformer", "DecoderWrapper") and not others
 
     def required(self) -> set[str]:
         """Returns the macros that a value uses and that have none."""
@@ -173,7 +175,7 @@ class Original:
         size = lambda name, default: self.get("TransformerConfig" if is_decoder else "T5Config", name, default)
         scope = "train" if self.script == "train" else ""
         data = lambda name, default=None: self.get("DatasetConfig", name, default, scope)
-        found: dict[str, Any] = {
+        run_facts: dict[str, Any] = {
             "sizes": [size("emb_dim", 512), size("num_heads", 8), size("head_dim", 64), size("mlp_dim", 2048)],
             "layers": [0 if is_decoder else size("num_encoder_layers", 6),
                        size("num_layers" if is_decoder else "num_decoder_layers", 6)],
@@ -193,17 +195,17 @@ class Original:
             "vocabulary": self._vocabulary(),
         }  # fmt: skip
         if is_decoder:
-            found["prefix"] = bool(self.get(self.model, "inputs_bidirectional_attention", False))
+            run_facts["prefix"] = bool(self.get(self.model, "inputs_bidirectional_attention", False))
         path = self.get("RestoreCheckpointConfig", "path")
         if isinstance(path, list | tuple):
             path = path[0] if path else None
-        found["start"] = path
+        run_facts["start"] = path
         if self.script != "train":
-            return found
+            return run_facts
         if self.get("CheckpointConfig", "restore") is None:
-            found["start"] = None
+            run_facts["start"] = None
         steps = self.get("SaveCheckpointConfig", "period") if self.get("CheckpointConfig", "save") else None
-        return found | {
+        return run_facts | {
             "steps": self.get("train", "total_steps"),
             "dropout": float(size("dropout_rate", 0.1)),
             "pack": bool(data("pack", False)),
@@ -243,11 +245,11 @@ def kind_of(value: Any) -> str:
     return text.removeprefix("@").removesuffix("()").rpartition("/")[2].rpartition(".")[2]
 
 
-def original(files: Sequence[str], folders: Sequence[Path], given: dict[str, Any] | None = None) -> Original:
+def original(files: Sequence[str], folders: Sequence[Path], flags: dict[str, Any] | None = None) -> Original:
     """Returns the settings of these files, and then of the flags `given`."""
-    found = Original(folders)
+    settings = Original(folders)
     for name in files:
-        found.read(name)
-    for name, value in (given or {}).items():
-        found.set(name, value)
-    return found
+        settings.read(name)
+    for name, value in (flags or {}).items():
+        settings.set(name, value)
+    return settings

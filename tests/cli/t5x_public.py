@@ -47,23 +47,23 @@ def runs(folder: Path, t5x: Path) -> Iterator[tuple[Path, Path]]:
         for file in sorted(clone.rglob("*.gin")):
             if clone != t5x and (t5x / file.relative_to(clone)).exists():
                 continue
-            found = original([str(file)], [file.parent, clone, t5x])
-            if found.script and found.is_of_t5x:
+            run = original([str(file)], [file.parent, clone, t5x])
+            if run.script and run.is_of_t5x:
                 yield clone, file
 
 
-def filled(found: Original) -> dict[str, Any]:
+def filled(run: Original) -> dict[str, Any]:
     """Returns the macros that the command line must give, with values."""
-    names = found.required() | {"INITIAL_CHECKPOINT_PATH"} & {name for name in FILLED if found.macro(name) == ""}
+    names = run.required() | {"INITIAL_CHECKPOINT_PATH"} & {name for name in FILLED if run.macro(name) == ""}
     return {name: FILLED.get(name, 1000) for name in sorted(names)}
 
 
-def converted(files: Sequence[str], given: Mapping[str, Any], folders: Sequence[Path]) -> RunConfig:
+def converted(files: Sequence[str], values: Mapping[str, Any], folders: Sequence[Path]) -> RunConfig:
     """Returns the run that the printed file of `limba convert --gin` is, without its task modules."""
-    found = translate(files, [f"{name}={value!r}" for name, value in given.items()], folders)
-    found.check()
+    printed = translate(files, [f"{name}={value!r}" for name, value in values.items()], folders)
+    printed.check()
     source = Source()
-    read_with_includes(source, found.whole_text(), "the printed file")
+    read_with_includes(source, printed.whole_text(), "the printed file")
     return run_of(source).config
 
 
@@ -73,7 +73,7 @@ def ours(config: RunConfig, script: str) -> dict[str, Any]:
     data = config.data
     optimizer = config.optimizer
     schedule = optimizer.schedule
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "sizes": [model.emb_dim, model.num_heads, model.head_dim, model.mlp_dim],
         "layers": [model.num_encoder_layers, model.num_decoder_layers],
         "vocab_size": model.vocab_size,
@@ -92,9 +92,9 @@ def ours(config: RunConfig, script: str) -> dict[str, Any]:
         "start": config.initial_checkpoint_path,
     }
     if model.is_decoder_only:
-        found["prefix"] = model.prefix_attention == "full"
+        facts["prefix"] = model.prefix_attention == "full"
     if script != "train":
-        return found
+        return facts
     adafactor = {
         "factors": schedule.factors.split(" * "),
         "rate": schedule.base_learning_rate,
@@ -102,7 +102,7 @@ def ours(config: RunConfig, script: str) -> dict[str, Any]:
         "decay": getattr(optimizer, "decay_rate", None),
         "offset": optimizer.step_offset,
     }
-    return found | {
+    return facts | {
         "steps": config.train_steps,
         "dropout": model.dropout_rate,
         "pack": data.pack,
@@ -114,9 +114,9 @@ def ours(config: RunConfig, script: str) -> dict[str, Any]:
     }
 
 
-def expected(found: Original) -> dict[str, Any]:
+def expected(run: Original) -> dict[str, Any]:
     """Returns the original's facts in the form in which Limba has them."""
-    facts = found.facts()
+    facts = run.facts()
     lengths = facts["lengths"]
     if lengths is None:  # T5X measures the data
         lengths = {"targets": 1024} if "prefix" in facts else {"inputs": 512, "targets": 512}
@@ -127,12 +127,12 @@ def expected(found: Original) -> dict[str, Any]:
     }  # fmt: skip
     loss = facts["loss"]
     kind, file, extra_ids = facts["vocabulary"]
-    own = kind == "SentencePieceVocabulary" and not file.startswith("gs://t5-data/vocabs/")
+    has_own = kind == "SentencePieceVocabulary" and not file.startswith("gs://t5-data/vocabs/")
     facts |= {
         "lengths": lengths,
         "loss": normalizers.get(loss.upper(), loss) if isinstance(loss, str) else loss,
         # The task's own vocabulary counts, as in T5X, unless the files name one of the user's.
-        "vocabulary": [file, extra_ids or 0] if own else None,
+        "vocabulary": [file, extra_ids or 0] if has_own else None,
         "mesh": facts["mesh"] or 1,
     }
     return facts
@@ -140,28 +140,28 @@ def expected(found: Original) -> dict[str, Any]:
 
 def compared(files: Sequence[str], folders: Sequence[Path], t5x: Sequence[Path]) -> tuple[Original, Any]:
     """Returns the original, and what Limba's run has otherwise: {fact: (original's, ours)}; raises InputError."""
-    found = original(files, [*folders, *t5x])
-    given = filled(found)
-    for name, value in given.items():
-        found.set(name, value)
-    config = converted(files, given, folders)
-    wanted = expected(found)
-    has = ours(config, found.script)
+    run = original(files, [*folders, *t5x])
+    values = filled(run)
+    for name, value in values.items():
+        run.set(name, value)
+    config = converted(files, values, folders)
+    wanted = expected(run)
+    has = ours(config, run.script)
     if wanted["vocabulary"] is None:
         wanted.pop("vocabulary")
-    return found, {name: (value, has.get(name)) for name, value in wanted.items() if has.get(name) != value}
+    return run, {name: (value, has.get(name)) for name, value in wanted.items() if has.get(name) != value}
 
 
 def results(folder: Path, t5x: Path) -> Iterator[Result]:
     """Yields what became of each run in the clones of `folder`."""
     for clone, file in runs(folder, t5x):
-        place = (clone.name, str(file.relative_to(clone)))
+        names = (clone.name, str(file.relative_to(clone)))
         folders = [file.parent, clone]
         try:
-            found, differs = compared([str(file)], folders, [t5x])
-            yield Result(*place, found, "", differs)
+            run, differs = compared([str(file)], folders, [t5x])
+            yield Result(*names, run, "", differs)
         except InputError as error:
-            yield Result(*place, original([str(file)], [*folders, t5x]), str(error).replace(f"{clone}/", ""))
+            yield Result(*names, original([str(file)], [*folders, t5x]), str(error).replace(f"{clone}/", ""))
 
 
 def write_tables(folder: Path) -> None:
@@ -184,7 +184,7 @@ def wrong_tables(t5x: Path) -> Iterator[str]:
             files = ["t5x/examples/t5/t5_1_1/base.gin", "t5x/configs/runs/pretrain.gin", path]
             files = files[2:] if "/examples/" in path.removeprefix("t5x/examples/") else files
             files = [files[0], path] if "t5x/configs/" in path else files
-            theirs, written = (filled_facts(files, place) for place in (t5x, Path(folder)))
+            theirs, written = (filled_facts(files, source) for source in (t5x, Path(folder)))
             if differs := {name: (value, written[name]) for name, value in theirs.items() if written[name] != value}:
                 yield f"{path}: {differs}"
 
@@ -198,19 +198,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--t5x", type=Path, required=True, help="a clone of google-research/t5x")
-    given = parser.parse_args()
-    found = list(results(given.folder.resolve(), given.t5x.resolve()))
-    for repository in dict.fromkeys(each.repository for each in found):
-        own = [each for each in found if each.repository == repository]
-        same = [each for each in own if not each.error and not each.differs]
-        print(f"{repository}: {len(same)} of {len(own)} convert with the original's values")
-        for each in own:
-            if each.error or each.differs:
-                print(f"    {each.path}: {each.error or dict(each.differs)}")
-    for line in wrong_tables(given.t5x.resolve()):
+    args = parser.parse_args()
+    all_results = list(results(args.folder.resolve(), args.t5x.resolve()))
+    for repository in dict.fromkeys(result.repository for result in all_results):
+        of_repository = [result for result in all_results if result.repository == repository]
+        same = [result for result in of_repository if not result.error and not result.differs]
+        print(f"{repository}: {len(same)} of {len(of_repository)} convert with the original's values")
+        for result in of_repository:
+            if result.error or result.differs:
+                print(f"    {result.path}: {result.error or dict(result.differs)}")
+    for line in wrong_tables(args.t5x.resolve()):
         print(f"Limba's table is another: {line}")
-    converts = sum(not each.error and not each.differs for each in found)
-    print(f"{converts} of {len(found)} runs convert with the original's values")
+    converts = sum(not result.error and not result.differs for result in all_results)
+    print(f"{converts} of {len(all_results)} runs convert with the original's values")
 
 
 if __name__ == "__main__":

@@ -199,5 +199,5 @@ def test_bad_commands(argv: list[str], parts: list[str], capsys, monkeypatch: py
 def test_each_name_of_t5x_leads_to_a_name_of_ours() -> None:
     """No message advises a class, field or macro that Limba lacks."""
     macros = {binding.name for binding in read(["gin/runs/finetune.gin"]).bindings if not binding.field}
-    fields = {f"{name}.{field}" for name, each in CLASSES.items() for field in fields_of(each)}
+    fields = {f"{name}.{field}" for name, cls in CLASSES.items() for field in fields_of(cls)}
     assert set(OURS.values()) <= {*CLASSES, *fields, *macros}

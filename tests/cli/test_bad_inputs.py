@@ -42,18 +42,18 @@ class Started(BaseException):
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the cases read: texts, a run, and folders of a T5 and of a language model."""
-    place = tmp_path_factory.mktemp("shelf")
-    (place / "corpus.jsonl").write_bytes(bad_files.LINES)
-    (place / "in.txt").write_text("A text.\nb\n")
-    (place / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
-    (place / "empty").mkdir()
-    shutil.copytree(GOLDEN / "run", place / "run")
+    folder = tmp_path_factory.mktemp("shelf")
+    (folder / "corpus.jsonl").write_bytes(bad_files.LINES)
+    (folder / "in.txt").write_text("A text.\nb\n")
+    (folder / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
+    (folder / "empty").mkdir()
+    shutil.copytree(GOLDEN / "run", folder / "run")
     for name, model in (("hf", tiny.model(**SMALL)), ("lm", tiny.language_model(**SMALL, num_kv_heads=1))):
         arrays = limba_arrays(model)
         extra_ids = 0 if model.is_decoder_only else 100
         tokenizer = VocabularyName("byte", extra_ids), load_vocabulary("byte", extra_ids)
-        write_folder(place / name, arrays, model, Form(("pytorch",)), tokenizer)
-    return place
+        write_folder(folder / name, arrays, model, Form(("pytorch",)), tokenizer)
+    return folder
 
 
 def limba_arrays(model: limba.config.ModelConfig) -> dict[str, np.ndarray]:
@@ -72,7 +72,7 @@ def _counted() -> Iterator[None]:
 
 
 @pytest.fixture
-def place(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def workdir(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(shelf, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
@@ -91,8 +91,8 @@ def place(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             del sys.modules[name]
 
 
-def contents(place: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_no_case_stands_twice() -> None:
@@ -102,16 +102,16 @@ def test_no_case_stands_twice() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_one_sentence(
-    case: Case, place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    case: Case, workdir: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, data in case.files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(data)
+        (workdir / name).parent.mkdir(parents=True, exist_ok=True)
+        (workdir / name).write_bytes(data)
     if case.change is not None:
-        case.change(place)
+        case.change(workdir)
     for name, value in case.environment.items():
         monkeypatch.setenv(name, value)
-    before = contents(place)
+    before = contents(workdir)
     num_compiled = len(compiled)
     capfd.readouterr()
     code = main.main(list(case.argv))
@@ -121,5 +121,5 @@ def test_one_sentence(
     assert case.says in sentence
     assert sentence.endswith((".", "?")) or "--import=" in sentence
     assert len(compiled) == num_compiled
-    after = contents(place)
+    after = contents(workdir)
     assert {path: after.get(path) for path in before} == before, "written over"

@@ -39,7 +39,7 @@ TYPED = [
 IN_EACH_SHELL = {
     "limba tr", "limba convert --to=t", "limba train --gin.TRAIN_S", "limba train my", "limba generate --input=my",
 }  # fmt: skip
-TYPED_ELSEWHERE = [each for each in TYPED if each[0] in IN_EACH_SHELL]
+TYPED_ELSEWHERE = [case for case in TYPED if case[0] in IN_EACH_SHELL]
 BASH = """
 source ./script
 COMP_LINE=$1 COMP_POINT=${#1}
@@ -74,16 +74,16 @@ Completed = Callable[..., str]
 @pytest.fixture(scope="module")
 def completed(tmp_path_factory: pytest.TempPathFactory) -> Completed:
     """Returns a function that gives what a shell prints, where `limba`, the file `my run.gin` and its `script` are."""
-    place = tmp_path_factory.mktemp("completion")
-    (place / "bin").mkdir()
-    (place / "bin" / "limba").write_text(f'#!/bin/sh\nexec {sys.executable} -m limba "$@"\n')
-    (place / "bin" / "limba").chmod(0o755)
+    base = tmp_path_factory.mktemp("completion")
+    (base / "bin").mkdir()
+    (base / "bin" / "limba").write_text(f'#!/bin/sh\nexec {sys.executable} -m limba "$@"\n')
+    (base / "bin" / "limba").chmod(0o755)
     environment = {**os.environ, "TERM": "dumb", "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
-    environment["PATH"] = f"{place / 'bin'}:{environment['PATH']}"
+    environment["PATH"] = f"{base / 'bin'}:{environment['PATH']}"
 
     @functools.cache
     def folder_of(shell: str) -> Path:
-        folder = place / shell
+        folder = base / shell
         (folder / "functions").mkdir(parents=True)
         (folder / "my run.gin").touch()
         printed = subprocess.run(
@@ -127,7 +127,7 @@ def test_fish_completes(typed: str, expected: set[str], completed: Completed) ->
 def test_zsh_completes(typed: str, expected: set[str], completed: Completed) -> None:
     printed = completed("zsh", typed, "zsh", "-f", "-c", ZSH, "zsh", "functions")
     offered = {after_flag(match, typed) for match in re.findall(r"<([^<>]+)>", printed)}
-    assert {each.replace("\\", "") for each in offered} == expected, printed
+    assert {word.replace("\\", "") for word in offered} == expected, printed
 
 
 def test_an_unknown_shell_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,7 @@ def test_streams_that_are_closed_are_no_fault(command: str, status: int, closed:
 @pytest.mark.night
 def test_a_run_without_streams_trains_and_saves(tmp_path: Path, corpus: Path) -> None:
     flags = f"CORPUS={corpus} MODEL_DIR={tmp_path}/run VOCABULARY=byte VOCAB_SIZE=384 BATCH_SIZE=8 TRAIN_STEPS=1"
-    gin = " ".join(f"--gin.{each}" for each in [*flags.split(), "config.ModelConfig.emb_dim=16"])
+    gin = " ".join(f"--gin.{value}" for value in [*flags.split(), "config.ModelConfig.emb_dim=16"])
     command = f"exec {sys.executable} -m limba train gin/demo.gin {gin} <&- >&- 2>&-"
     assert subprocess.run(["bash", "-c", command], cwd=ROOT, timeout=600).returncode == 0
     assert (tmp_path / "run" / "checkpoints" / "1" / "manifest.json").is_file()

@@ -17,7 +17,7 @@ TEXTS = ["A text with ___ gap.", "Two <extra_id_0> of <extra_id_1>."]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, a language model, and a file of texts."""
     folder = tmp_path_factory.mktemp("fill")
     write_run(folder / "run", config_of(), steps=(9,))
@@ -29,8 +29,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
+def here(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workdir)
     monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
 
 
@@ -44,26 +44,26 @@ def as_json(gaps: list[list[Fill]]) -> list[list[dict]]:
 
 def as_lines(text: str, gaps: list[list[Fill]]) -> list[str]:
     fills = [", ".join(f"{fill.text} ({fill.probability:.2%})" for fill in gap) for gap in gaps]
-    return [f"== {text}", *(f"{number}. {each}" for number, each in enumerate(fills, 1))]
+    return [f"== {text}", *(f"{number}. {fill}" for number, fill in enumerate(fills, 1))]
 
 
 @pytest.mark.slow
 def test_each_way_to_give_texts_prints_the_fills_of_python(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = limba.load("run", vocabulary="byte").fill(TEXTS, top=2)
-    expected = [line for text, gaps in zip(TEXTS, found, strict=True) for line in as_lines(text, gaps)]
+    fills = limba.load("run", vocabulary="byte").fill(TEXTS, top=2)
+    expected = [line for text, gaps in zip(TEXTS, fills, strict=True) for line in as_lines(text, gaps)]
     prompts = [f"--prompt={text}" for text in TEXTS]
-    for given in (prompts, ["--input=in.txt"], ["--input=in.jsonl"], ["--input=other.jsonl", "--fields=text"], []):
+    for arguments in (prompts, ["--input=in.txt"], ["--input=in.jsonl"], ["--input=other.jsonl", "--fields=text"], []):
         monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS)))
         capsys.readouterr()
-        assert run("run", "--vocabulary=byte", "--top=2", *given) == 0
-        assert capsys.readouterr().out.splitlines() == expected, given
+        assert run("run", "--vocabulary=byte", "--top=2", *arguments) == 0
+        assert capsys.readouterr().out.splitlines() == expected, arguments
 
 
-def test_a_file_gets_each_record_with_its_gaps_and_is_resumed(place: Path, capsys) -> None:
+def test_a_file_gets_each_record_with_its_gaps_and_is_resumed(workdir: Path, capsys) -> None:
     command = ["run", "--vocabulary=byte", "--top=2", "--batch_size=8"]
     expected = list(map(as_json, limba.load("run", vocabulary="byte").fill(TEXTS, top=2)))
     assert run(*command, "--input=in.txt", "--output=out.jsonl") == 0
-    rows = [json.loads(line) for line in (place / "out.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (workdir / "out.jsonl").read_text().splitlines()]
     assert [row["inputs"] for row in rows] == [TEXTS[0], "", TEXTS[1], ""]
     assert [row["gaps"] for row in rows] == [expected[0], [], expected[1], []]
     capsys.readouterr()
@@ -86,8 +86,8 @@ def test_an_encoder_fills_masks_from_its_run_and_from_its_folder(
     expected = limba.load(folder).fill(texts, top=3)
     assert [len(gaps) for gaps in expected] == [2, 1] and all(len(gap) == 3 for gaps in expected for gap in gaps)
     capsys.readouterr()
-    for given in (f"--prompt={texts[0]}", f"--input={tmp_path}/in.txt"):
-        assert run(str(folder), "--top=3", given) == 0
+    for arguments in (f"--prompt={texts[0]}", f"--input={tmp_path}/in.txt"):
+        assert run(str(folder), "--top=3", arguments) == 0
         assert capsys.readouterr().out.splitlines() == as_lines(texts[0], expected[0])
     assert run(str(folder), "--top=3", f"--prompt={texts[1]}") == 0
     assert capsys.readouterr().out.endswith(f"{as_lines(texts[1], expected[1])[1]}\n")

@@ -1,4 +1,4 @@
-"""Damaged files in the place of each file that somebody else may have written: one sentence, or what is right."""
+"""Each file that somebody else may have written, damaged: one sentence, or the right result."""
 
 import contextlib
 import gzip
@@ -47,8 +47,8 @@ def zipped(folder: Path, method: int = zipfile.ZIP_STORED) -> bytes:
 def with_password(archive: bytes) -> bytes:
     """Returns a zip archive whose flags say that it is encrypted."""
     data = bytearray(archive)
-    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        data[data.index(mark) + place] |= 1
+    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(mark) + offset] |= 1
     return bytes(data)
 
 
@@ -95,7 +95,7 @@ def generation(path: Path) -> None:
 def task(kind: Callable[..., object], **fields: object) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         made = kind(
-            name="task", **fields, **{each: path.name for each in ("train", "test") if kind is not MinimalPairs}
+            name="task", **fields, **{part: path.name for part in ("train", "test") if kind is not MinimalPairs}
         )
         made.read(str(path.parent))
 
@@ -118,8 +118,8 @@ def status(path: Path) -> None:
 def page(path: Path) -> None:
     folder = path.parent if path.parent.name.startswith("seed") else path.parent.parent
     (run,) = opened(folder)
-    found = [run.evaluations(), run.skipped(), run.skipped_documents(), run.problems, list(results_of(run))]
-    json.dumps(found, ensure_ascii=False, default=str)
+    shown = [run.evaluations(), run.skipped(), run.skipped_documents(), run.problems, list(results_of(run))]
+    json.dumps(shown, ensure_ascii=False, default=str)
 
 
 def script(path: Path) -> None:
@@ -134,9 +134,9 @@ FORMATS = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".jsonl.gz")
 MORE_FORMATS = (".txt.zst", ".csv.bz2", ".json.xz")
 OF_PAIRS = (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".zip", ".tsv.zip")
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    **{f"training {each}": (f"a{each}", training) for each in (*FORMATS, *MORE_FORMATS)},
-    **{f"generation {each}": (f"a{each}", generation) for each in FORMATS},
-    **{f"pairs {each}": (f"a{each}", pairs) for each in OF_PAIRS},
+    **{f"training {form}": (f"a{form}", training) for form in (*FORMATS, *MORE_FORMATS)},
+    **{f"generation {form}": (f"a{form}", generation) for form in FORMATS},
+    **{f"pairs {form}": (f"a{form}", pairs) for form in OF_PAIRS},
     "bits .txt": ("a.txt", bits),
     "bits .conllu": ("a.conllu", bits),
     "classes": ("a.jsonl", task(Classification)),

@@ -161,8 +161,8 @@ def test_do_train_false_only_evaluates(values: dict[str, Any], vocabulary: Path,
     values |= {"model_name_or_path": str(folder), "do_train": False, "do_eval": True, "per_device_eval_batch_size": 2}
     trained = values | {"do_train": True, "max_steps": 4, "eval_strategy": "no"}
     commands = []
-    for number, given in enumerate((values, trained, values)):
-        (tmp_path / f"{number}.json").write_text(json.dumps(given))
+    for number, settings in enumerate((values, trained, values)):
+        (tmp_path / f"{number}.json").write_text(json.dumps(settings))
         commands.append(["train", str(tmp_path / f"{number}.json"), "--gin.config.DataConfig.num_data_shards=2"])
     program = [sys.executable, "-m", "tests.cli.script_commands", json.dumps(commands), str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

@@ -15,7 +15,7 @@ import limba
 from limba.cli import generate, main
 from limba.config import InputError
 from limba.inference import line_files, source
-from tests.cli.test_use import error_of, lines, place  # noqa: F401  a run
+from tests.cli.test_use import error_of, lines, workdir  # noqa: F401  a run
 from tests.export.runs import write_run
 from tests.tiny import language_model
 
@@ -31,10 +31,12 @@ def given(**values: object) -> argparse.Namespace:
 
 
 @pytest.fixture
-def language_run(place: Path) -> Path:  # noqa: F811
+def language_run(workdir: Path) -> Path:  # noqa: F811
     """A language model's run, of random parameters, with its vocabulary beside the T5's."""
-    write_run(place / "lm", language_model(vocab_size=384, num_decoder_layers=1, emb_dim=32, num_heads=2, head_dim=16))
-    return place / "lm"
+    write_run(
+        workdir / "lm", language_model(vocab_size=384, num_decoder_layers=1, emb_dim=32, num_heads=2, head_dim=16)
+    )
+    return workdir / "lm"
 
 
 CHOICES = {
@@ -47,7 +49,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("kind", ["run", "lm"])
-def test_every_combination_gives_what_it_says_or_one_sentence(kind: str, place: Path, language_run: Path) -> None:  # noqa: F811
+def test_every_combination_gives_what_it_says_or_one_sentence(kind: str, workdir: Path, language_run: Path) -> None:  # noqa: F811
     trained = limba.load(kind, vocabulary="byte")
     for values in itertools.product(*CHOICES.values()):
         flags = {name: value for name, value in zip(CHOICES, values, strict=True) if value is not None}
@@ -84,9 +86,9 @@ COMBINATIONS = [
 
 @pytest.mark.night
 @pytest.mark.parametrize("kind", ["run", "lm"])
-def test_combinations_generate_in_both_forms(kind: str, place: Path, language_run: Path, capsys) -> None:  # noqa: F811
+def test_combinations_generate_in_both_forms(kind: str, workdir: Path, language_run: Path, capsys) -> None:  # noqa: F811
     """Prompts and lines give the same texts, for a T5 and a language model."""
-    (place / "one.jsonl").write_text('{"inputs": "A small text"}\n')
+    (workdir / "one.jsonl").write_text('{"inputs": "A small text"}\n')
     for number, (flags, count) in enumerate(COMBINATIONS if kind == "run" else COMBINATIONS[::2]):
         more = [kind, "--vocabulary=byte", "--max_tokens=5", *flags]
         capsys.readouterr()
@@ -94,16 +96,16 @@ def test_combinations_generate_in_both_forms(kind: str, place: Path, language_ru
         printed = capsys.readouterr().out
         assert printed.startswith("== A small text\n") and ("\n2. " in printed) == (count == 2)
         assert main.main(["generate", *more, "--batch_size=8", "--input=one.jsonl", f"--output={number}.jsonl"]) == 0
-        (row,) = lines(place / f"{number}.jsonl")
-        texts = [each["text"] for each in row.get("samples", [{"text": row["prediction"]}])]
+        (row,) = lines(workdir / f"{number}.jsonl")
+        texts = [sample["text"] for sample in row.get("samples", [{"text": row["prediction"]}])]
         shown = "\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)) if count == 2 else texts[0]
         assert len(texts) == count and printed == f"== A small text\n{shown}\n"
 
 
 @pytest.mark.night
-def test_long_inputs_are_cut_aloud_split_or_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_long_inputs_are_cut_aloud_split_or_refused(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     texts = ["short", LONG, "", f"First line.\nSecond, {LONG}"]
-    (place / "long.jsonl").write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
+    (workdir / "long.jsonl").write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
     command = ["generate", "run", "--max_tokens=60", "--batch_size=8", "--input=long.jsonl"]
     assert main.main([*command, "--output=cut.jsonl"]) == 0
     said = capsys.readouterr().err
@@ -112,7 +114,7 @@ def test_long_inputs_are_cut_aloud_split_or_refused(place: Path, capsys: pytest.
     assert said.count("the rest of it, and of other long inputs, is not read") == 1, "one warning"
     left = num_tokens[1] + num_tokens[3] - 2 * 128
     assert f"2 inputs were cut to the 128 tokens that the model reads; {left} of their tokens were not read" in said
-    rows = lines(place / "cut.jsonl")
+    rows = lines(workdir / "cut.jsonl")
     assert [row["input_tokens"] for row in rows] == num_tokens
     assert [row["cut_tokens"] for row in rows] == [0, num_tokens[1] - 128, 0, num_tokens[3] - 128]
     assert "segments" not in rows[1]
@@ -120,7 +122,7 @@ def test_long_inputs_are_cut_aloud_split_or_refused(place: Path, capsys: pytest.
     assert main.main([*command, "--long_inputs=segments", "--output=split.jsonl"]) == 0
     said = capsys.readouterr().err
     assert "2 inputs were longer than the 26 tokens that are read at once" in said  # 0.9 of the targets' 30
-    rows = lines(place / "split.jsonl")
+    rows = lines(workdir / "split.jsonl")
     assert [row["cut_tokens"] for row in rows] == [0] * 4
     for row, text in zip(rows, texts, strict=True):
         assert row["inputs"] == text
@@ -131,44 +133,44 @@ def test_long_inputs_are_cut_aloud_split_or_refused(place: Path, capsys: pytest.
             assert all(set(segment) == {"input", "prediction", "score"} and segment["input"] for segment in segments)
             assert row["score"] == pytest.approx(sum(segment["score"] for segment in segments))
             at = 0
-            for each in segments:  # every segment's output stands in the whole, in order
-                at = row["prediction"].index(each["prediction"], at) + len(each["prediction"])
+            for part in segments:  # every segment's output stands in the whole, in order
+                at = row["prediction"].index(part["prediction"], at) + len(part["prediction"])
 
     sentence = error_of(capsys, *command, "--long_inputs=refuse", "--output=refused.jsonl")
     assert f"line 2 has {num_tokens[1]} tokens, and the model reads 128; split it, or set --long_inputs" in sentence
-    assert not (place / "refused.jsonl").exists(), "refused before anything is written"
+    assert not (workdir / "refused.jsonl").exists(), "refused before anything is written"
     assert main.main(["generate", "run", f"--prompt={LONG}", "--max_tokens=8"]) == 0
     assert f"Prompt 1 has {len(LONG) + 1} tokens" in capsys.readouterr().err
     assert "--long_inputs: invalid choice: 'no'" in error_of(capsys, *command, "--long_inputs=no")
     assert "another generation" in error_of(capsys, *command, "--long_inputs=segments", "--output=cut.jsonl")
 
 
-def test_an_output_follows_the_content_of_its_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
-    (place / "a.txt").write_text("one\ntwo\n")
+def test_an_output_follows_the_content_of_its_input(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    (workdir / "a.txt").write_text("one\ntwo\n")
     command = ["generate", "run", "--max_tokens=4", "--output=out.jsonl"]
     assert main.main([*command, "--input=a.txt"]) == 0
-    first = lines(place / "out.jsonl")
-    (place / "moved.txt").write_text("one\ntwo\nthree\n")
+    first = lines(workdir / "out.jsonl")
+    (workdir / "moved.txt").write_text("one\ntwo\nthree\n")
     assert main.main([*command, "--input=moved.txt"]) == 0
     assert "2 lines are already written" in capsys.readouterr().err
-    assert lines(place / "out.jsonl")[:2] == first and len(lines(place / "out.jsonl")) == 3
-    (place / "other.txt").write_text("one\n2\nthree\n")
+    assert lines(workdir / "out.jsonl")[:2] == first and len(lines(workdir / "out.jsonl")) == 3
+    (workdir / "other.txt").write_text("one\n2\nthree\n")
     assert "of another text" in error_of(capsys, *command, "--input=other.txt")
     with line_files.alone("out.jsonl"):
         sentence = error_of(capsys, *command, "--input=moved.txt")
-    assert "Another process uses out.jsonl now" in sentence and not (place / "out.jsonl.lease").exists()
+    assert "Another process uses out.jsonl now" in sentence and not (workdir / "out.jsonl.lease").exists()
 
 
-def test_pairs_that_are_cut_are_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_pairs_that_are_cut_are_said(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     pairs = [{"inputs": "a", "targets": "b"}, {"inputs": LONG, "targets": LONG}]
-    (place / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (workdir / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     assert (
         main.main(["generate", "run", "--score", "--batch_size=8", "--input=pairs.jsonl", "--output=scored.jsonl"]) == 0
     )
     num_tokens = len(LONG) + 1
     lengths = limba.load("run").lengths
     cut = 2 * num_tokens - lengths["inputs"] - lengths["targets"]
-    assert [row["cut_tokens"] for row in lines(place / "scored.jsonl")] == [0, cut]
+    assert [row["cut_tokens"] for row in lines(workdir / "scored.jsonl")] == [0, cut]
     assert f"1 of the pairs were longer than the model's lengths; {cut} of their tokens were not read" in (
         capsys.readouterr().err
     )
@@ -178,13 +180,13 @@ def documented() -> list[str]:
     """The commands of README, docs, headers of gin files and --help that write, fill or score text."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "gin").rglob("*.gin")]
     pages.append(ROOT / "limba" / "cli" / "generate.py")
-    found = []
+    commands = []
     for page in pages:
         for line in re.sub(r" *\\\n#?", " ", page.read_text()).splitlines():
             plain = re.sub(r"^\s*#\s*|`[^`]*`", "", line).strip()
             if match := re.match(r"(?:.*: )?(limba generate [^;`]*)", plain):
-                found.append(match[1].split("  #")[0].strip().rstrip("."))
-    return sorted({command for command in found if "theirs" not in command})
+                commands.append(match[1].split("  #")[0].strip().rstrip("."))
+    return sorted({command for command in commands if "theirs" not in command})
 
 
 def test_the_documented_commands_are_found() -> None:
@@ -237,7 +239,7 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
 
 
 def test_a_t5_that_has_learned_only_gaps_fills_those_of_a_prompt(
-    place: Path,  # noqa: F811
+    workdir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for gap in ("<extra_id_0>", "___"):
@@ -252,11 +254,11 @@ def test_a_t5_that_has_learned_only_gaps_fills_those_of_a_prompt(
     (sentence,) = answer(capsys, "run", "--prompt=A ___ gap", "--max_tokens=2")[1].splitlines()
     assert sentence == "A prompt has a gap: with --fill the model says which words are likeliest there."
     (sentence,) = answer(capsys, "run", "--prompt=No gap", "--max_tokens=2")[1].splitlines()
-    assert "has learned to fill gaps, not to write texts: write ___ in the place of a word, or fine-tune" in sentence
+    assert "has learned to fill gaps, not to write texts: write ___ for a word, or fine-tune" in sentence
 
 
 def test_what_a_model_has_learned_is_known_of_runs_alone(
-    place: Path,  # noqa: F811
+    workdir: Path,  # noqa: F811
     language_run: Path,
 ) -> None:
     trained = limba.load("run")
@@ -271,7 +273,7 @@ def test_what_a_model_has_learned_is_known_of_runs_alone(
 
 
 def test_a_decoder_only_model_continues_a_prompt_with_a_gap(
-    place: Path,  # noqa: F811
+    workdir: Path,  # noqa: F811
     language_run: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -285,10 +287,10 @@ STANDS_FOR_A_MODEL = re.compile(r"[A-Z_]+DIR|FOLDER|runs/\S+|user/name")
 
 
 @pytest.mark.night
-def test_each_documented_command_runs(place: Path, language_run: Path) -> None:  # noqa: F811
-    (place / "texts.txt").write_text("A text.\n")
+def test_each_documented_command_runs(workdir: Path, language_run: Path) -> None:  # noqa: F811
+    (workdir / "texts.txt").write_text("A text.\n")
     for folder in ("gin",):
-        shutil.copytree(ROOT / folder, place / folder)
+        shutil.copytree(ROOT / folder, workdir / folder)
     for number, command in enumerate(documented()):
         is_language = "昔々" in command or "Once upon" in command or "LANGUAGE" in command or "=targets" in command
         _, _, *words = shlex.split(command)
@@ -301,7 +303,7 @@ def test_each_documented_command_runs(place: Path, language_run: Path) -> None: 
             words += ["--vocabulary=byte"] if is_language else []
         words += ["--max_tokens=4"] if not {"--fill", "--score"} & set(words) else []
         if "--fill" in words:  # each text has to have a gap
-            (place / "in.txt").write_text("A text with <extra_id_0> gap.\nAnother ___.\n")
+            (workdir / "in.txt").write_text("A text with <extra_id_0> gap.\nAnother ___.\n")
         assert main.main(["generate", *(word for word in words if word)]) == 0, command
-        for path in [*place.glob("out.*"), *place.glob("scored.*"), *place.glob("fills.*")]:
-            path.rename(place / f"kept-{number}-{path.name}")
+        for path in [*workdir.glob("out.*"), *workdir.glob("scored.*"), *workdir.glob("fills.*")]:
+            path.rename(workdir / f"kept-{number}-{path.name}")

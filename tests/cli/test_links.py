@@ -34,7 +34,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "run"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     shutil.copy(GOLDEN / "corpus.jsonl", tmp_path)
@@ -42,18 +42,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def planted(place: Path, name: str) -> Path:
+def planted(workdir: Path, name: str) -> Path:
     """Makes run/name a link to a file of the user's; returns that file."""
-    victim = place / "home" / name.replace("/", "-")
+    victim = workdir / "home" / name.replace("/", "-")
     victim.parent.mkdir(exist_ok=True)
     victim.write_text(MINE)
-    (place / "run" / name).parent.mkdir(parents=True, exist_ok=True)
-    (place / "run" / name).symlink_to(victim)
+    (workdir / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+    (workdir / "run" / name).symlink_to(victim)
     return victim
 
 
 @pytest.mark.night
-def test_no_command_writes_through_a_link(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_command_writes_through_a_link(workdir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for command in WRITING:
         assert main.main(command.split()) == 0, command
     written = [path.relative_to("run") for path in Path("run").rglob("*") if path.is_file()]
@@ -66,46 +66,46 @@ def test_no_command_writes_through_a_link(place: Path, capfd: pytest.CaptureFixt
     # TensorBoard's file has the second of its start in its name.
     seconds = range(int(time.time()), int(time.time()) + 3600)
     events = [f"tensorboard/events.out.tfevents.{second}.{host}" for second in seconds]
-    victims = {name: planted(place, name) for name in [*names, *AND, *events]}
+    victims = {name: planted(workdir, name) for name in [*names, *AND, *events]}
     refused = []
     for command in [*WRITING, *READING]:
         while main.main(command.split()):
             (sentence,) = [line for line in capfd.readouterr().err.splitlines() if "is a link" in line]
             assert sentence.endswith("and runs do not write through links; remove it."), sentence
-            refused.append(str(Path(sentence.partition(" is a link")[0]).relative_to(place / "run")))
+            refused.append(str(Path(sentence.partition(" is a link")[0]).relative_to(workdir / "run")))
             for name in events if refused[-1] in events else [refused[-1]]:
-                (place / "run" / name).unlink()  # as the sentence says
+                (workdir / "run" / name).unlink()  # as the sentence says
     assert set(refused) - set(events) == {"lease", "logs/stacks_process_0.txt", "logs/train.log", "metrics.jsonl"}
     assert len(refused) == 5
     assert {path.read_text() for path in victims.values()} == {MINE}
     # An evaluation replaces no file, and takes another name.
-    kept = [name for name in names if (place / "run" / name).is_symlink() and not name.startswith("evaluations/")]
+    kept = [name for name in names if (workdir / "run" / name).is_symlink() and not name.startswith("evaluations/")]
     assert not kept, "each is a file of the run now"
 
 
-def test_the_batch_of_a_loss_that_is_not_finite_goes_through_no_link(place: Path) -> None:
-    victim = planted(place, AND[2])
+def test_the_batch_of_a_loss_that_is_not_finite_goes_through_no_link(workdir: Path) -> None:
+    victim = planted(workdir, AND[2])
     values = dict.fromkeys(("loss", "gradient_norm", "update_norm"), float("nan"))
     rows = {0: {"inputs": np.arange(3)}}
-    assert "its batch is in" in recent_steps._report(str(place / "run"), 2, rows, values, [])
+    assert "its batch is in" in recent_steps._report(str(workdir / "run"), 2, rows, values, [])
     assert victim.read_text() == MINE
-    np.testing.assert_array_equal(np.load(place / "run" / AND[2])["inputs/0"], np.arange(3))
+    np.testing.assert_array_equal(np.load(workdir / "run" / AND[2])["inputs/0"], np.arange(3))
 
 
-def test_a_folder_that_is_a_link_is_the_users_own_choice(place: Path) -> None:
+def test_a_folder_that_is_a_link_is_the_users_own_choice(workdir: Path) -> None:
     """As runs/ that lies on a larger disk."""
-    (place / "scratch").mkdir()
-    (place / "runs").symlink_to(place / "scratch")
-    descriptor = open_no_link(place / "runs" / "metrics.jsonl", os.O_WRONLY | os.O_CREAT)
+    (workdir / "scratch").mkdir()
+    (workdir / "runs").symlink_to(workdir / "scratch")
+    descriptor = open_no_link(workdir / "runs" / "metrics.jsonl", os.O_WRONLY | os.O_CREAT)
     os.close(descriptor)
-    assert (place / "scratch" / "metrics.jsonl").is_file()
+    assert (workdir / "scratch" / "metrics.jsonl").is_file()
 
 
-def test_an_export_does_not_write_into_a_linked_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(GOLDEN / "run", place / "run")
-    (place / "home").mkdir()
-    (place / "out").mkdir()
-    (place / "out" / "step_10.writing").symlink_to(place / "home")
+def test_an_export_does_not_write_into_a_linked_folder(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(GOLDEN / "run", workdir / "run")
+    (workdir / "home").mkdir()
+    (workdir / "out").mkdir()
+    (workdir / "out" / "step_10.writing").symlink_to(workdir / "home")
     assert main.main(["convert", "run", "out", "--no_check", "--vocabulary=byte"]) == 2
     assert "step_10.writing cannot be used (File exists)" in capsys.readouterr().err
-    assert not list((place / "home").iterdir())
+    assert not list((workdir / "home").iterdir())

@@ -154,8 +154,8 @@ def test_the_wheel_holds_limba_alone(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"limba", f"{wheel.name.partition('-py')[0]}.dist-info"}
     for folder, pattern in (("limba", "**/*.py"), ("tasks", "*.py"), ("gin", "**/*.gin")):
-        place = "limba" if folder == "limba" else f"limba/shipped/{folder}"
-        there = {f"{place}/{path.relative_to(ROOT / folder)}" for path in (ROOT / folder).glob(pattern)}
+        prefix = "limba" if folder == "limba" else f"limba/shipped/{folder}"
+        there = {f"{prefix}/{path.relative_to(ROOT / folder)}" for path in (ROOT / folder).glob(pattern)}
         assert there <= set(names)
     with zipfile.ZipFile(wheel) as file:
         (scripts,) = (name for name in names if name.endswith("entry_points.txt"))
@@ -173,9 +173,9 @@ def test_an_installed_wheel_finds_its_gin_files_and_tasks_from_anywhere(wheel: P
         "run = gin.read_run(['run.gin']).config\n"
         "print(run.data.task_modules, sys.modules['tasks.demo'].__file__)"
     )
-    place = {"PYTHONPATH": str(tmp_path / "site")}
+    variables = {"PYTHONPATH": str(tmp_path / "site")}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path / "mine", env=place, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path / "mine", env=variables, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     demo = tmp_path / "site" / "limba" / "shipped" / "tasks" / "demo.py"
     assert done.stdout == f"own task module\n('tasks.own', 'tasks.demo') {demo}\n"

@@ -18,7 +18,7 @@ from limba.cli.gin.read import read_run
 from limba.cli.main import main
 from limba.config import DataConfig, InputError, ModelConfig, RunConfig, environment
 from limba.evaluation import summary
-from limba.formats.architectures import config_json
+from limba.formats.huggingface_config import config_json
 from limba.inference.load import load
 from limba.tools.corpus import counting, new
 from limba.tools.preflight.checks.scripts import other_scripts
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_tokens_are_counted_within_5_percent(corpus: Path, tmp_path: Path) -> None:
     texts = [json.loads(line)["text"].encode() for line in corpus.read_text().splitlines()]
-    kept = [text for place, text in enumerate(texts) if place % 10]  # a run's own vocabulary
+    kept = [text for index, text in enumerate(texts) if index % 10]  # a run's own vocabulary
     NewVocabulary(str(tmp_path / "own.model")).train(kept, 900)
     true = counting.with_vocabulary(str(tmp_path / "own.model"), texts).tokens_per_byte
     counted = counting.counter(counting.sampled(str(corpus), "text"), "t5")(1_000)
@@ -38,8 +38,8 @@ def test_tokens_are_counted_within_5_percent(corpus: Path, tmp_path: Path) -> No
 
 
 def test_a_vocabulary_has_room_for_the_letters_of_the_text() -> None:
-    letters = "".join(chr(0x4E00 + place) for place in range(1_500))
-    texts = [(letters[place:] + letters[:place]).encode() for place in range(0, 1_500, 10)]
+    letters = "".join(chr(0x4E00 + offset) for offset in range(1_500))
+    texts = [(letters[start:] + letters[:start]).encode() for start in range(0, 1_500, 10)]
     assert counting.counter(texts, "t5")(1_000).ids == 2_000
 
 
@@ -54,7 +54,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").write_bytes(corpus.read_bytes())
     monkeypatch.chdir(tmp_path)
@@ -62,17 +62,17 @@ def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.fixture
-def ran(place: Path) -> Callable[..., str]:
+def ran(workdir: Path) -> Callable[..., str]:
     """Runs a command in a process of its own as a user does, with the command limba, and returns what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK}
-    (place / "bin").mkdir()
-    (place / "bin" / "limba").write_text(f'#!/bin/sh\nexec {sys.executable} -m limba "$@"\n')
-    (place / "bin" / "limba").chmod(0o755)
-    environment["PATH"] = f"{place}/bin:{environment['PATH']}"
+    (workdir / "bin").mkdir()
+    (workdir / "bin" / "limba").write_text(f'#!/bin/sh\nexec {sys.executable} -m limba "$@"\n')
+    (workdir / "bin" / "limba").chmod(0o755)
+    environment["PATH"] = f"{workdir}/bin:{environment['PATH']}"
 
     def run(*command: str, **variables: str) -> str:
         known = environment | variables
-        ended = subprocess.run(command, env=known, cwd=place, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, env=known, cwd=workdir, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, (command, ended.stdout[-2000:], ended.stderr[-3000:])
         return ended.stdout
 
@@ -80,7 +80,7 @@ def ran(place: Path) -> Callable[..., str]:
 
 
 @pytest.mark.slow
-def test_two_commands_lead_to_a_training_run(place: Path, ran: Callable[..., str]) -> None:
+def test_two_commands_lead_to_a_training_run(workdir: Path, ran: Callable[..., str]) -> None:
     told = ran("limba", "new", "nb", "--corpus=data/*.jsonl", "--days=0.01")
     assert (
         "1 file; columns" in told and "Proposed for cpu:\n  safe: T5 1.1 tiny" in told and "bash launch/nb.sh" in told
@@ -94,16 +94,16 @@ def test_two_commands_lead_to_a_training_run(place: Path, ran: Callable[..., str
     assert re.search(losses, written)
     assert re.search(r"\nstep 4 sample: .*\[", written) and "<extra_id" not in written
     assert "Next: limba report " in written and "runs/nb_tiny" in written
-    assert (place / "runs" / "nb_tiny" / "checkpoints" / "4" / "manifest.json").is_file()
-    config = json.loads((place / "runs" / "nb_tiny" / "config.json").read_text())
+    assert (workdir / "runs" / "nb_tiny" / "checkpoints" / "4" / "manifest.json").is_file()
+    config = json.loads((workdir / "runs" / "nb_tiny" / "config.json").read_text())
     assert "nb_span_corruption" in json.dumps(config)
 
 
 @pytest.mark.night
-def test_a_model_of_the_hub_is_trained_on(place: Path, corpus: Path, ran: Callable[..., str]) -> None:
+def test_a_model_of_the_hub_is_trained_on(workdir: Path, corpus: Path, ran: Callable[..., str]) -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    folder = place / "hub" / "me" / "t5" / "main"
+    folder = workdir / "hub" / "me" / "t5" / "main"
     texts = [json.loads(line)["text"].encode() for line in corpus.read_text().splitlines()]
     folder.mkdir(parents=True)
     NewVocabulary(str(folder / "spiece.model")).train(texts, 900)
@@ -111,44 +111,44 @@ def test_a_model_of_the_hub_is_trained_on(place: Path, corpus: Path, ran: Callab
     sizes["decoder_start_token_id"] = 0
     model = T5ForConditionalGeneration(T5Config(vocab_size=1024, feed_forward_proj="gated-gelu", **sizes))
     model.save_pretrained(folder)
-    with hub(place / "hub") as (server, variables):
+    with hub(workdir / "hub") as (server, variables):
         told = ran("limba", "new", "on", "--corpus=data/*.jsonl", "--days=0.01", "--from=me/t5", **variables)
         assert "Proposed for cpu:\n  safe: me/t5, " in told and "a vocabulary of 1,000 ids" in told
         written = ran("bash", "launch/on.sh", "TRAIN_STEPS=2", "BATCH_SIZE=16", "EVAL_STEPS=1", **variables)
     assert "step 2 saved in" in written and "Next: limba report " in written
     assert any(name.endswith("/model.safetensors") for _, name in server.bytes_sent)
-    run = place / "runs" / "on_from"
+    run = workdir / "runs" / "on_from"
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert first["parameters"] == model.num_parameters() and not (run / "vocabulary.model").exists()
 
 
 @pytest.mark.night
-def test_two_commands_lead_to_an_encoder_that_fills_masks(place: Path, ran: Callable[..., str]) -> None:
-    texts = [json.loads(line)["text"] for line in (place / "data" / "a.jsonl").read_text().splitlines()]
+def test_two_commands_lead_to_an_encoder_that_fills_masks(workdir: Path, ran: Callable[..., str]) -> None:
+    texts = [json.loads(line)["text"] for line in (workdir / "data" / "a.jsonl").read_text().splitlines()]
     rows = [json.dumps({"text": f"{number}: {text}"}) for number in range(5) for text in texts]
-    (place / "data" / "b.jsonl").write_text("\n".join(rows))
-    assert (place / "data" / "b.jsonl").stat().st_size > 2_000_000
+    (workdir / "data" / "b.jsonl").write_text("\n".join(rows))
+    assert (workdir / "data" / "b.jsonl").stat().st_size > 2_000_000
     assert "safe: encoder" in ran("limba", "new", "bert", "--corpus=data/*.jsonl", "--days=0.01", "--kind=encoder")
-    (gin,) = (place / "gin").glob("bert_*.gin")
+    (gin,) = (workdir / "gin").glob("bert_*.gin")
     small = [f"--gin.config.ModelConfig.{name}=1" for name in ("num_decoder_layers", "num_heads")]
     steps = ("TRAIN_STEPS=2", "--gin.BATCH_SIZE=16", "--gin.EVAL_STEPS=1")
     written = ran("bash", "launch/bert.sh", *steps, *small)
     run = f"runs/{gin.stem}"
     assert "Training the vocabulary runs/" in written and "step 2 saved in" in written
-    assert (place / run / "checkpoints" / "2" / "manifest.json").is_file()
-    config = json.loads((place / run / "config.json").read_text())
+    assert (workdir / run / "checkpoints" / "2" / "manifest.json").is_file()
+    config = json.loads((workdir / run / "config.json").read_text())
     assert "bert_masked_lm" in json.dumps(config)
-    (fills,) = load(str(place / run)).fill("A row has <mask> tokens.", top=3)
+    (fills,) = load(str(workdir / run)).fill("A row has <mask> tokens.", top=3)
     assert len(fills) == 3 and all(0 < fill.probability < 1 for fill in fills)
 
 
 def test_written_files_are_a_run_and_are_not_overwritten(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["new", "sv_2", "--corpus=data/a.jsonl", "--hardware=v4-8", "--days=2", "--size=base"]) == 0
     told = capsys.readouterr()
     assert "documents" in told.out and told.err == ""
-    files = {path: path.read_text() for path in (place / "tasks" / "sv_2.py", place / "gin" / "sv_2_base.gin")}
+    files = {path: path.read_text() for path in (workdir / "tasks" / "sv_2.py", workdir / "gin" / "sv_2_base.gin")}
     assert all(len(line) <= 120 for text in files.values() for line in text.splitlines())
     config = read_run(["gin/sv_2_base.gin"], ["MODEL_DIR=runs/x"]).config
     assert config.model.emb_dim == 768 and config.data.new_vocabulary_size is not None
@@ -161,7 +161,7 @@ def test_written_files_are_a_run_and_are_not_overwritten(
 
 
 def test_a_language_model_has_the_same_files_and_a_prompt_for_each_sentence(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--corpus=data/a.jsonl", "--hardware=cpu", "--days=0.01", "--kind=lm", "--language=en", "--price=2"]
     assert main(["new", "lm_1", *flags]) == 0
@@ -176,11 +176,11 @@ def test_a_language_model_has_the_same_files_and_a_prompt_for_each_sentence(
 
 
 @pytest.mark.parametrize("kind", ["t5", "lm"])
-def test_a_text_without_spaces_has_a_vocabulary_in_minutes(place: Path, kind: str) -> None:
+def test_a_text_without_spaces_has_a_vocabulary_in_minutes(workdir: Path, kind: str) -> None:
     lines = [line for page in (ROOT / "docs").rglob("*.md") for line in page.read_text().splitlines()]
     japanese = [re.sub(r"[\x00-\x7f]+", "", line) for line in lines if re.search("[\u3041-\u309f]", line)]
     rows = [json.dumps({"text": f"{number}、{line}"}) for number in range(8) for line in japanese]
-    (place / "ja.jsonl").write_text("\n".join(rows))
+    (workdir / "ja.jsonl").write_text("\n".join(rows))
     name = f"ja_{kind}"
     assert main(["new", name, "--corpus=ja.jsonl", "--hardware=cpu", "--days=0.01", f"--kind={kind}"]) == 0
     config = read_run([f"gin/{name}_tiny.gin"], ["MODEL_DIR=runs/x"]).config
@@ -197,7 +197,9 @@ MANUAL = """## 6.{number} パッケージを入れる
 install、update、remove、purge のいずれかを選ぶと、設定ファイル /etc/network/interfaces が読まれます。"""
 
 
-def test_a_japanese_manual_full_of_latin_commands_is_japanese(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_japanese_manual_full_of_latin_commands_is_japanese(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = [MANUAL.format(number=number) for number in range(300)]
     letters = [letter for letter in "".join(texts) if letter.isalpha()]
     assert sum(letter.isascii() for letter in letters) > 0.6 * len(letters)
@@ -208,7 +210,7 @@ def test_a_japanese_manual_full_of_latin_commands_is_japanese(place: Path, capsy
     for wrong, script in (("ru", "Hiragana"), ("zh", "Hiragana"), ("nb", "Hiragana")):
         with pytest.raises(InputError, match=f"--language={wrong} is not the text's: most of its letters are {script}"):
             counting.check_language(wrong, documents)
-    (place / "ja.jsonl").write_text("\n".join(json.dumps({"text": f"{n}。{text}"}) for n, text in enumerate(texts)))
+    (workdir / "ja.jsonl").write_text("\n".join(json.dumps({"text": f"{n}。{text}"}) for n, text in enumerate(texts)))
     assert main(["new", "ja", "--corpus=ja.jsonl", "--hardware=cpu", "--days=0.01"]) == 0
     told = capsys.readouterr().out
     assert "LANGUAGE is 'ja', after the run's name" in told and "0.01 days" in told
@@ -233,39 +235,39 @@ def test_the_script_of_a_text_with_a_few_commands(code: str, text: str) -> None:
         counting.check_language(others[code], [text.encode()])
 
 
-def test_the_script_starts_again_where_only_the_command_is_installed(place: Path) -> None:
+def test_the_script_starts_again_where_only_the_command_is_installed(workdir: Path) -> None:
     """Beside no launch/pretrain.sh, as in a folder of one's own: on a machine without Limba it is one sentence."""
     assert main(["new", "nn", "--corpus=data/a.jsonl", "--hardware=cpu", "--days=0.01"]) == 0
     for name in ("python3", "limba", "sleep"):
-        (place / "bin").mkdir(exist_ok=True)
-        (place / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
-        (place / "bin" / name).chmod(0o755)
-    (place / "bin" / "limba").unlink()
-    environment = {"PATH": f"{place}/bin:/usr/bin:/bin"}
+        (workdir / "bin").mkdir(exist_ok=True)
+        (workdir / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
+        (workdir / "bin" / name).chmod(0o755)
+    (workdir / "bin" / "limba").unlink()
+    environment = {"PATH": f"{workdir}/bin:/usr/bin:/bin"}
 
     def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["bash", "launch/nn.sh", *arguments]
-        return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(command, cwd=workdir, env=environment, capture_output=True, text=True, check=False)
 
     missing = ran()
     assert missing.returncode == 2 and "limba is not installed here; copy tasks/, gin/ and launch/" in missing.stderr
     assert len(missing.stderr.splitlines()) == 1
-    (place / "bin" / "sleep").write_text("#!/bin/sh\n")
-    (place / "bin" / "limba").write_text(
-        f'#!/bin/sh\necho "$@" >>{place}/calls\n[ $(wc -l <{place}/calls) -ge 3 ] || exit 75\n'
+    (workdir / "bin" / "sleep").write_text("#!/bin/sh\n")
+    (workdir / "bin" / "limba").write_text(
+        f'#!/bin/sh\necho "$@" >>{workdir}/calls\n[ $(wc -l <{workdir}/calls) -ge 3 ] || exit 75\n'
     )
-    (place / "bin" / "limba").chmod(0o755)
+    (workdir / "bin" / "limba").chmod(0o755)
     ended = ran("TRAIN_STEPS=3")
     assert ended.returncode == 0 and ended.stderr.count("it starts again") == 2
-    calls = (place / "calls").read_text().splitlines()
+    calls = (workdir / "calls").read_text().splitlines()
     assert calls == ["train gin/nn_tiny.gin --gin.MODEL_DIR=runs/nn_tiny --gin.TRAIN_STEPS=3"] * 3
-    (place / "calls").unlink()
+    (workdir / "calls").unlink()
     assert ran("RETRIES=0").returncode == 75 and ran("RETRIES=x").returncode == 2
     help_text = ran("--help").stdout
     assert help_text.startswith("Trains gin/nn_tiny.gin on cpu") and "RETRIES=10" in help_text
 
 
-def test_an_encoder_has_masks_in_its_prompts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_encoder_has_masks_in_its_prompts(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--corpus=data/a.jsonl", "--hardware=cpu", "--days=0.01", "--kind=encoder", "--language=en"]
     assert main(["new", "bert_1", *flags]) == 0
     told = capsys.readouterr().out
@@ -279,13 +281,15 @@ def test_an_encoder_has_masks_in_its_prompts(place: Path, capsys: pytest.Capture
 
 
 def test_a_published_model_goes_on_with_its_own_sizes_and_vocabulary(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ModelConfig(512, 48, 2, 24, 96, 1, 2, relative_bias_per_layer=True)
-    (place / "published").mkdir()
-    (place / "published" / "config.json").write_text(json.dumps(config_json(model)))
-    (place / "published" / "flax_model.msgpack").write_bytes(b"")  # not read
-    (place / "published" / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}')
+    (workdir / "published").mkdir()
+    (workdir / "published" / "config.json").write_text(json.dumps(config_json(model)))
+    (workdir / "published" / "flax_model.msgpack").write_bytes(b"")  # not read
+    (workdir / "published" / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}'
+    )
     assert main(["new", "on", "--corpus=data/a.jsonl", "--from=published", "--hardware=h100", "--days=0.5"]) == 0
     told = capsys.readouterr().out
     assert "Proposed for h100-1:\n  safe: published" in told and "\n  more: published" in told and "umt5" not in told
@@ -299,27 +303,27 @@ def test_a_published_model_goes_on_with_its_own_sizes_and_vocabulary(
     assert len(config.evaluation.prompts) == 3 and all("<extra_id_1>" in prompt for prompt in config.evaluation.prompts)
 
 
-def test_in_the_repository_the_script_sets_up_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(ROOT / "launch", place / "launch")
+def test_in_the_repository_the_script_sets_up_too(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(ROOT / "launch", workdir / "launch")
     assert main(["new", "nn", "--corpus=data/a.jsonl"]) == 0
-    text = (place / "launch" / "nn.sh").read_text()
+    text = (workdir / "launch" / "nn.sh").read_text()
     assert 'LIMBA_SCRIPT="launch/nn.sh" exec bash launch/pretrain.sh gin/nn_tiny.gin "$@"' in text
     help_text = subprocess.run(
-        ["bash", "launch/nn.sh", "--help"], cwd=place, capture_output=True, text=True, check=True
+        ["bash", "launch/nn.sh", "--help"], cwd=workdir, capture_output=True, text=True, check=True
     )
     assert (
         help_text.stdout.startswith("Trains gin/nn_tiny.gin on cpu") and "MODEL_DIR is runs/nn_tiny" in help_text.stdout
     )
-    refused = subprocess.run(["bash", "launch/nn.sh", "ACCELERATOR=x"], cwd=place, capture_output=True, text=True)
+    refused = subprocess.run(["bash", "launch/nn.sh", "ACCELERATOR=x"], cwd=workdir, capture_output=True, text=True)
     assert refused.returncode == 2 and "ACCELERATOR is x" in refused.stderr
 
 
-def test_nothing_is_left_of_files_that_cannot_be_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "gin").mkdir()
-    (place / "gin" / "da_tiny.gin").write_text("# mine\n")
+def test_nothing_is_left_of_files_that_cannot_be_written(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workdir / "gin").mkdir()
+    (workdir / "gin" / "da_tiny.gin").write_text("# mine\n")
     assert main(["new", "da", "--corpus=data/a.jsonl"]) == 2
     assert "gin/da_tiny.gin exists already" in capsys.readouterr().err
-    assert not (place / "tasks" / "da.py").exists() and (place / "gin" / "da_tiny.gin").read_text() == "# mine\n"
+    assert not (workdir / "tasks" / "da.py").exists() and (workdir / "gin" / "da_tiny.gin").read_text() == "# mine\n"
 
 
 def test_an_accelerator_must_be_named(
@@ -335,7 +339,7 @@ def test_an_accelerator_must_be_named(
 
 @pytest.mark.night
 def test_this_machine_is_looked_at_and_its_step_is_timed(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(new, "TIMED_SECONDS", 0.1)
     assert main(["new", "th", "--corpus=data/a.jsonl", "--hardware=this", "--days=0.1", "--language=en"]) == 0
@@ -407,7 +411,9 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.jsonl").write_text('{"en": "a", "nb": "b"}\n')
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
-    (tmp_path / "latin.txt").write_text("".join(f"Line {place} of a text in Latin letters.\n" for place in range(500)))
+    (tmp_path / "latin.txt").write_text(
+        "".join(f"Line {number} of a text in Latin letters.\n" for number in range(500))
+    )
     (tmp_path / "one.txt").write_text("All of the text is in one line. " * 500 + "\n")
     assert main(["new", *argv]) == 2
     said = capsys.readouterr().err.strip()

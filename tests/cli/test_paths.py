@@ -83,12 +83,12 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[BucketServer]:
-    with pytest.MonkeyPatch.context() as patch, emulated(patch) as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch, emulated(patch) as bucket_server:
+        yield bucket_server
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GLIBC_TUNABLES", "")  # else some commands start the program again
     (tmp_path / "text.txt").write_text("\n".join(f"One line of text, number {i}." for i in range(200)))
@@ -97,7 +97,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found_flags() -> set[str]:
     """Returns the flags and arguments whose metavar or help speaks of a path, by file."""
-    found = set()
+    flags = set()
     for path in sorted([*(ROOT / "limba" / "cli").rglob("*.py"), *(ROOT / "limba" / "tools").rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text())):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
@@ -107,8 +107,8 @@ def found_flags() -> set[str]:
             texts = [value for value in values if isinstance(value, str)]
             if "store_true" not in texts and any(map(LOOKS_LIKE_A_PATH.search, texts)):
                 name = texts[1] if node.func.attr == "add_object" else texts[0].replace("objects", "MODEL [OUT]")
-                found.add(f"{path.relative_to(ROOT / 'limba')} {name}")
-    return found
+                flags.add(f"{path.relative_to(ROOT / 'limba')} {name}")
+    return flags
 
 
 def test_the_list_has_all_flags_that_take_a_path() -> None:
@@ -129,25 +129,25 @@ def test_the_list_has_all_fields_that_take_a_path() -> None:
     assert {f"{kind}.{name}" for kind, name in fields if named.search(name)} == FIELDS
 
 
-def one_sentence(argv: list[str], capfd: pytest.CaptureFixture[str], place: Path) -> str:
+def one_sentence(argv: list[str], capfd: pytest.CaptureFixture[str], workdir: Path) -> str:
     status = main(argv)
     out, error = capfd.readouterr()
     assert status == 2, (argv, out, error)
     lines = [line for line in error.splitlines() if "google_auth_provider" not in line]
     assert len(lines) == 1 and "gs://b" in lines[0], error
-    assert not (place / "gs:").exists() and not (ROOT / "gs:").exists()
+    assert not (workdir / "gs:").exists() and not (ROOT / "gs:").exists()
     return lines[0]
 
 
 @pytest.mark.parametrize("name", [name for name, how in FLAGS.items() if how is not BUCKET])
-def test_what_cannot_serve_a_bucket_says_so(name: str, place: Path, capfd, server: BucketServer) -> None:
+def test_what_cannot_serve_a_bucket_says_so(name: str, workdir: Path, capfd, server: BucketServer) -> None:
     before = len(server.objects)
-    one_sentence(list(FLAGS[name]), capfd, place)  # pyright: ignore[reportArgumentType]
+    one_sentence(list(FLAGS[name]), capfd, workdir)  # pyright: ignore[reportArgumentType]
     assert len(server.objects) == before
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/run", "az://bucket/run", "hf://me/run", "http://host/run"])
-def test_a_run_is_written_to_google_or_a_disk_only(address: str, place: Path, capfd) -> None:
+def test_a_run_is_written_to_google_or_a_disk_only(address: str, workdir: Path, capfd) -> None:
     assert main(["train", "--gin_file=gin/demo.gin", f"--gin.MODEL_DIR={address}", "--gin.VOCABULARY=byte"]) == 2
     error = capfd.readouterr().err
     assert f"{address} begins with {address.partition(':')[0]}://, not with gs://" in error and error.count("\n") == 1

@@ -69,8 +69,8 @@ def asked(server: Server, path: str, body: Any = None, **headers: str) -> tuple[
     """Returns the status and the answer of one request."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    given = {**({} if body is None else {"Content-Type": "application/json"}), **headers}
-    connection.request("GET" if body is None else "POST", path, sent, given)
+    all_headers = {**({} if body is None else {"Content-Type": "application/json"}), **headers}
+    connection.request("GET" if body is None else "POST", path, sent, all_headers)
     answer = connection.getresponse()
     text = answer.read()
     connection.close()
@@ -90,9 +90,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(host: Any, *arguments: Any, **choices: Any) -> list[Any]:
         if host not in ("127.0.0.1", None):
             raise socket.gaierror(f"{host}: the network is off")
-        return found(host, *arguments, **choices)
+        return lookup(host, *arguments, **choices)
 
-    found = socket.getaddrinfo
+    lookup = socket.getaddrinfo
     monkeypatch.setattr(socket.socket, "connect", connect_here)
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
 
@@ -113,11 +113,11 @@ def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: l
             )
             assert status == 200, answer
             (expected,) = model.samples([TEXT], max_tokens=11, ban_sentinels=False, **fields)
-            assert [each["text"] for each in answer["texts"]] == [each.text for each in expected]
-            for found in answer["texts"]:
-                assert re.match(r"A text with +\[", found["filled"]) and len(found["pieces"]) <= 11
-                total = sum(math.log(piece["probability"]) for piece in found["pieces"])
-                assert total == pytest.approx(found["score"], abs=1e-3)
+            assert [entry["text"] for entry in answer["texts"]] == [text.text for text in expected]
+            for shown in answer["texts"]:
+                assert re.match(r"A text with +\[", shown["filled"]) and len(shown["pieces"]) <= 11
+                total = sum(math.log(piece["probability"]) for piece in shown["pieces"])
+                assert total == pytest.approx(shown["score"], abs=1e-3)
         # The sum is the likelihood that the model gives to what it wrote.
         ids = [(model.tokenize(TEXT), np.asarray([piece["id"] for piece in answer["texts"][0]["pieces"]], np.int32))]
         from limba.inference.scoring import log_likelihoods
@@ -142,17 +142,17 @@ def test_a_text_is_seen_while_it_is_written(fields: dict[str, Any], players: lis
     ((first, *_),) = model.written(["A text."], config, deadline)
     assert len(seen) > 1 and all(len(one) < len(other) for one, other in itertools.pairwise(seen))
     if "num_beams" not in fields:
-        whole = [each for each in first.ids.tolist() if each > 0]
-        assert all([each for each in ids if each > 0] == whole[: len(ids)] for ids in seen)
+        whole = [number for number in first.ids.tolist() if number > 0]
+        assert all([number for number in ids if number > 0] == whole[: len(ids)] for ids in seen)
     ((alone, *_),) = model.written(["A text."], config)
     assert alone.text == first.text
     with serving(players) as server:
         question = {"model": "run, step 9", "text": TEXT, "max_tokens": 11, "id": "a"}
         (text,) = asked(server, "/api/texts", question)[1]["texts"]
-        place = "/api/so_far?model=run%2C+step+9&id="
-        written = asked(server, f"{place}a")[1]["text"]
+        path = "/api/so_far?model=run%2C+step+9&id="
+        written = asked(server, f"{path}a")[1]["text"]
         assert re.match(r"A text with +\[", written) and re.match(r"A text with +\[", text["filled"])
-        assert asked(server, f"{place}b") == (200, {"text": ""}), "another question, from another window"
+        assert asked(server, f"{path}b") == (200, {"text": ""}), "another question, from another window"
         assert asked(server, "/api/so_far?id=a")[0] == 400
 
 
@@ -189,8 +189,8 @@ def test_what_is_wrong_is_said_in_a_sentence_and_the_server_continues(players: l
             ({**good, "way": "\udfff"}, 400, "way is"),
             (b"x" * 10_000_000, 413, "10,000,000 bytes"),
         ]:
-            found, answer = asked(server, "/api/texts", body)
-            assert found == status and words in answer["error"], (str(body)[:80], answer)
+            code, answer = asked(server, "/api/texts", body)
+            assert code == status and words in answer["error"], (str(body)[:80], answer)
             assert "\n" not in answer["error"] and answer["error"].endswith(".")
         assert asked(server, "/api/tokens", {**good, "text": "\udc00"})[0] == 400
         assert asked(server, "/nothing")[0] == 404 and asked(server, "/api/nothing", good)[0] == 404
@@ -221,9 +221,9 @@ def test_a_full_server_says_so(players: list[Player], monkeypatch: pytest.Monkey
     monkeypatch.setattr(Player, "texts", slow)
     good = {"model": "run, step 9", "text": TEXT}
     with serving(players) as server:
-        found: list[int] = []
+        codes: list[int] = []
         threads = [
-            threading.Thread(target=lambda: found.append(asked(server, "/api/texts", good)[0]))
+            threading.Thread(target=lambda: codes.append(asked(server, "/api/texts", good)[0]))
             for _ in range(servers.MOST_WAITING)
         ]
         threads[0].start()
@@ -237,7 +237,7 @@ def test_a_full_server_says_so(players: list[Player], monkeypatch: pytest.Monkey
         go_on.set()
         for thread in threads:
             thread.join(60)
-        assert found == [200] * servers.MOST_WAITING
+        assert codes == [200] * servers.MOST_WAITING
 
 
 def test_of_two_hundred_questions_at_once_each_is_answered(
@@ -449,14 +449,14 @@ def test_what_one_does_on_the_page(players: list[Player], tmp_path: Path, monkey
         context = chromium.new_context(permissions=allowed, viewport={"width": 360, "height": 900})
         page = context.new_page()
         other = context.new_page()
-        for each in (page, other):  # a page opened twice
-            each.on("pageerror", lambda error: errors.append(str(error)))
-            opened(each, server)
-            assert words(each).all_text_contents() == ["A", "[1]", "that", "[2]"]
-            each.get_by_role("button", name="Fill the gaps").click()
-        for each in (page, other):
-            each.get_by_text("Done.").wait_for(timeout=120_000)
-            assert each.locator(".hidden").count() == 2 and each.locator(".fills").count() == 2
+        for tab in (page, other):  # a page opened twice
+            tab.on("pageerror", lambda error: errors.append(str(error)))
+            opened(tab, server)
+            assert words(tab).all_text_contents() == ["A", "[1]", "that", "[2]"]
+            tab.get_by_role("button", name="Fill the gaps").click()
+        for tab in (page, other):
+            tab.get_by_text("Done.").wait_for(timeout=120_000)
+            assert tab.locator(".hidden").count() == 2 and tab.locator(".fills").count() == 2
         page.get_by_role("button", name="Copy").click()
         page.get_by_text("Copied.").wait_for()
         copied = page.evaluate("navigator.clipboard.readText()")
@@ -512,6 +512,6 @@ def test_gaps_are_filled_as_in_python_and_pieces_of_others_are_not_shown(players
             assert status == 400 and words in answer["error"]
         body = {"model": "run, step 9", "text": TEXT, "way": "sample", "num_samples": 8, "temperature": 5}
         _, answer = asked(server, "/api/texts", body)
-        named = [[piece["text"] for piece in each["pieces"]] for each in answer["texts"]]
+        named = [[piece["text"] for piece in written["pieces"]] for written in answer["texts"]]
         assert any("<extra_id_" in pieces[-1] for pieces in named), "some began a gap that the text does not have"
         assert not any(re.fullmatch("<extra_id_[1-9]>", piece) for pieces in named for piece in pieces[:-1])

@@ -44,11 +44,11 @@ def test_an_encoder_fills_and_does_not_write(vocabulary: Path, tmp_path: Path) -
     with pytest.raises(TimeIsOverError):
         trained.fill("The <mask>.", deadline=Deadline(0.0))
     with serving([Player("encoder", trained)]) as server:
-        _, (about,) = asked(server, "/api/models")
-        assert about["fills"] and not about["continues"] and not about["writes"]
+        _, (facts,) = asked(server, "/api/models")
+        assert facts["fills"] and not facts["continues"] and not facts["writes"]
         _, answer = asked(server, "/api/fill", {"model": "encoder", "text": "The <extra_id_0> of a <extra_id_1>."})
         expected = trained.fill("The <mask> of a <mask>.")
-        assert [[each["text"] for each in gap] for gap in answer["gaps"]] == [[f.text for f in gap] for gap in expected]
+        assert [[fill["text"] for fill in gap] for gap in answer["gaps"]] == [[f.text for f in gap] for gap in expected]
         status, answer = asked(server, "/api/texts", {"model": "encoder", "text": "The"})
         assert status == 400 and "encoder" in answer["error"]
 
@@ -68,5 +68,5 @@ def test_a_t5_of_pairs_writes_and_fills_no_gaps(corpus: Path, tmp_path: Path) ->
     names = {"MODEL_DIR": str(tmp_path / "run"), "CORPUS": str(corpus), "VOCABULARY": "byte"}
     config = read_gin("gin/fr_capitals_tiny.gin", **names)
     write_run(tmp_path / "run", config.model, steps=(3,))
-    about = Player("capitals", limba.load(tmp_path / "run", config=config)).facts()
-    assert about["writes"] and not about["fills"] and not about["continues"] and about["examples"] == []
+    facts = Player("capitals", limba.load(tmp_path / "run", config=config)).facts()
+    assert facts["writes"] and not facts["fills"] and not facts["continues"] and facts["examples"] == []

@@ -84,16 +84,16 @@ def texts(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[i
 
     def pattern(megabytes: int) -> str:
         size = megabytes * 1_000_000
-        place = folder / str(megabytes)
-        if place.is_dir():
-            return f"{place}/*.jsonl"
-        place.mkdir()
+        subfolder = folder / str(megabytes)
+        if subfolder.is_dir():
+            return f"{subfolder}/*.jsonl"
+        subfolder.mkdir()
         first = folder / f"{min(size, PART)}.jsonl"
         if not first.exists():
             write(first, min(size, PART))
         for number in range(max(1, round(size / PART))):
-            os.link(first, place / f"{number:04}.jsonl")
-        return f"{place}/*.jsonl"
+            os.link(first, subfolder / f"{number:04}.jsonl")
+        return f"{subfolder}/*.jsonl"
 
     return pattern
 
@@ -158,7 +158,7 @@ def words(hours: list[float]) -> str:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # of a machine that has one
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -167,7 +167,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LANDING, ids=lambda case: f"{case.megabytes}-{case.machine}-{case.kind}")
 def test_a_proposal_passes_preflight_on_its_machine(
-    case: Case, texts: Callable[[int], str], place: Path, capsys: pytest.CaptureFixture[str]
+    case: Case, texts: Callable[[int], str], workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judged(case, texts(case.megabytes), capsys)
 
@@ -175,7 +175,7 @@ def test_a_proposal_passes_preflight_on_its_machine(
 @pytest.mark.night
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.megabytes}-{case.machine}-{case.days}-{case.kind}")
 def test_thirty_proposals_pass_preflight(
-    case: Case, texts: Callable[[int], str], place: Path, capsys: pytest.CaptureFixture[str]
+    case: Case, texts: Callable[[int], str], workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = judged(case, texts(case.megabytes), capsys)
     with capsys.disabled():
@@ -185,7 +185,7 @@ def test_thirty_proposals_pass_preflight(
 @pytest.mark.night
 @pytest.mark.parametrize("case", COMPILED, ids=lambda case: f"{case.megabytes}-{case.machine}")
 def test_proposals_fit_by_the_compiler(
-    case: Case, texts: Callable[[int], str], place: Path, capsys: pytest.CaptureFixture[str]
+    case: Case, texts: Callable[[int], str], workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = judged(case, texts(case.megabytes), capsys)
     with capsys.disabled():

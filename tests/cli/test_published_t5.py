@@ -13,13 +13,13 @@ from limba.run import train
 from tests import published_t5
 
 
-def trains(folder: Path, corpus: Path, place: Path, flags: list[str]) -> dict:
+def trains(folder: Path, corpus: Path, workdir: Path, flags: list[str]) -> dict:
     """Two steps of a script's flags from a model in a folder; what the run reports."""
-    place.mkdir()
+    workdir.mkdir()
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
-    (place / "corpus.txt").write_text("\n".join(" ".join(text.split()) for text in texts))
-    argv = ["--model_name_or_path", str(folder), "--train_file", str(place / "corpus.txt"), "--do_train", "--do_eval"]
-    argv += ["--output_dir", str(place / "output"), "--max_seq_length", "64", "--learning_rate", "5e-5", *flags]
+    (workdir / "corpus.txt").write_text("\n".join(" ".join(text.split()) for text in texts))
+    argv = ["--model_name_or_path", str(folder), "--train_file", str(workdir / "corpus.txt"), "--do_train", "--do_eval"]
+    argv += ["--output_dir", str(workdir / "output"), "--max_seq_length", "64", "--learning_rate", "5e-5", *flags]
     config, operative, *_ = parse_args([*argv, "--gin.config.DataConfig.num_data_shards=8"])
     assert config.initial_checkpoint_path == str(folder)
     return train(config, operative)
@@ -31,8 +31,8 @@ def gap(folder: Path, theirs: torch.nn.Module) -> float:
     targets = [50, 61, 1]
     with torch.no_grad():
         wanted = theirs(input_ids=torch.tensor([inputs]), labels=torch.tensor([targets])).logits.numpy()[0]
-    found = limba.load(folder).logits_of_ids([(np.int32(inputs), np.int32(targets))])[0]
-    return float(np.abs(found - wanted).max())
+    logits = limba.load(folder).logits_of_ids([(np.int32(inputs), np.int32(targets))])[0]
+    return float(np.abs(logits - wanted).max())
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import torch
 
 from limba.formats import huggingface_files as files
 from limba.formats.huggingface import open_safetensors
+from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.formats.names import flatten, unstack_layers
 from tests import tiny
 from tests.bucket_server import BucketServer, serving_buckets
@@ -34,14 +35,14 @@ OVERRIDES = [
 ]
 
 
-def write_model(place: Path, vocabulary: Path) -> None:
+def write_model(folder: Path, vocabulary: Path) -> None:
     """Writes a T5 1.1 and its tokenizer, in Hugging Face's form."""
-    place.mkdir(parents=True)
+    folder.mkdir(parents=True)
     model = tiny.model(vocab_size=1024, **SMALL)
     leaves = {name: np.asarray(leaf) for name, leaf in flatten(tiny.parameters(model)).items()}
-    files.write_configs(place, model, "float32")
-    files.write_pytorch(place, unstack_layers(leaves), model)
-    files.write_tokenizer(place, str(vocabulary), 100)
+    files.write_configs(folder, model, "float32")
+    files.write_pytorch(folder, unstack_layers(leaves), model)
+    write_tokenizer(folder, str(vocabulary), 100)
 
 
 def write_pairs(folder: Path, **sizes: int) -> None:
@@ -56,11 +57,11 @@ def write_pairs(folder: Path, **sizes: int) -> None:
 def train(recipe: str, *arguments: str, shelf: Path, server: BucketServer) -> tuple[str, list[dict]]:
     """Runs the recipe by its command, in gs://bucket/run; returns what it prints and its figures."""
     cleared = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "HF_TOKEN")}
-    given = {"VENV": sys.prefix, "SETUP": "no", "ACCELERATOR": "cpu", "RETRIES": "0"}
+    variables = {"VENV": sys.prefix, "SETUP": "no", "ACCELERATOR": "cpu", "RETRIES": "0"}
     command = ["bash", "launch/pretrain.sh", recipe, "MODEL_DIR=gs://bucket/run", "EXPORT_TO=gs://bucket/final"]
     with hub(shelf) as (_, environment):
         ended = subprocess.run(
-            [*command, *OVERRIDES, *arguments], env={**cleared, **given, **environment, **server.environment()},
+            [*command, *OVERRIDES, *arguments], env={**cleared, **variables, **environment, **server.environment()},
             cwd=ROOT, text=True, timeout=600, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-6000:]
@@ -91,11 +92,11 @@ def test_the_published_translation_trains_three_epochs_of_the_hub_s_pairs(vocabu
 def test_the_published_diacritics_train_ten_epochs_of_the_hub_s_texts(vocabulary: Path, tmp_path: Path) -> None:
     """From a pytorch_model.bin, at the constant rate; the rows of its documents are not known, the epochs end it."""
     shelf = tmp_path / "served"
-    place = shelf / "dumitrescustefan" / "mt5-base-romanian" / "main"
-    write_model(place, vocabulary)
-    stored = open_safetensors(place)
-    torch.save({name: torch.tensor(stored[name]) for name in stored}, place / "pytorch_model.bin")
-    (place / "model.safetensors").unlink()
+    model_folder = shelf / "dumitrescustefan" / "mt5-base-romanian" / "main"
+    write_model(model_folder, vocabulary)
+    stored = open_safetensors(model_folder)
+    torch.save({name: torch.tensor(stored[name]) for name in stored}, model_folder / "pytorch_model.bin")
+    (model_folder / "model.safetensors").unlink()
     texts = [f"Țara de după {n} are șapte poști și o fântână în câmp." for n in range(100)]
     write_data_set(shelf, "dumitrescustefan/diacritic", {"default": {"train": texts[:64], "validation": texts[64:]}})
     with serving_buckets() as server:

@@ -244,8 +244,8 @@ def check_drawn(page: Page) -> None:
     names = page.evaluate("Object.keys(window.limba.plots)")
     assert len(names) >= 15
     for name in names:
-        found = page.evaluate(PIXELS, name)
-        assert found["pixels"] > 1_000, (name, found["pixels"])
+        pixels = page.evaluate(PIXELS, name)
+        assert pixels["pixels"] > 1_000, (name, pixels["pixels"])
     palette = page.evaluate(
         "[0, 1].map(i => getComputedStyle(document.documentElement).getPropertyValue('--line-' + i).trim())"
     )
@@ -253,7 +253,7 @@ def check_drawn(page: Page) -> None:
     for colour in palette:
         rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
         nearest = min(
-            max(abs(int(part) - wanted) for part, wanted in zip(each.split(","), rgb, strict=True)) for each in drawn
+            max(abs(int(part) - wanted) for part, wanted in zip(seen.split(","), rgb, strict=True)) for seen in drawn
         )
         assert nearest < 32, f"no line has the colour {colour}"  # edges are blended with the background
 
@@ -282,7 +282,7 @@ def check_scales(page: Page) -> None:
     assert download.value.suggested_filename == "loss.svg"
     text = download.value.path().read_text(encoding="utf-8")
     root = xml.etree.ElementTree.fromstring(text)
-    words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert words[0] == "Loss" and {"training", "validation (square)", "nats per target token"} <= set(words)
     assert "href" not in text.replace('xlink:href="#', "") and len(text) > 5_000
     page.get_by_role("combobox", name="Scale").select_option("linear")
@@ -401,7 +401,7 @@ def test_a_million_steps_open_in_two_seconds(tmp_path: Path) -> None:
         measured.send("Performance.enable", {"timeDomain": "threadTicks"})  # other programs may have the processor too
         page.goto(f"file://{run}/report.html")
         until(page, "document.documentElement.dataset.drawn")
-        figures = {each["name"]: each["value"] for each in measured.send("Performance.getMetrics")["metrics"]}
+        figures = {metric["name"]: metric["value"] for metric in measured.send("Performance.getMetrics")["metrics"]}
         elapsed = page.evaluate("performance.now()") / 1000
     print(f"{figures['TaskDuration']:.2f} s of the page's own time, {elapsed:.2f} s by the clock")
     assert 0.05 < figures["TaskDuration"] < 2.0 and not errors
@@ -412,7 +412,7 @@ KEYS = [(make(1)["kind"], key, None) for make in (train_record, validation_recor
 
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
-    [("train", "seconds_per_step", "x"), *(pytest.param(*each, marks=pytest.mark.night) for each in KEYS)],
+    [("train", "seconds_per_step", "x"), *(pytest.param(*key, marks=pytest.mark.night) for key in KEYS)],
 )
 def test_records_that_lack_a_figure_get_a_sentence_or_a_report(
     kind: str, key: str, value: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

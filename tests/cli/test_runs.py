@@ -120,7 +120,7 @@ def test_the_fast_recipe_is_that_of_the_board() -> None:
     theirs = optimizer_of(RECIPES["fast"], {"learning_rate": auto}, size_of(2), 600)
     assert run.train_steps == 600
     assert dataclasses.replace(ours, schedule=theirs.schedule) == theirs
-    rates = [make_schedule(each.schedule, 600) for each in (ours, theirs)]
+    rates = [make_schedule(recipe.schedule, 600) for recipe in (ours, theirs)]
     for step in (0, 6, 12, 180, 181, 390, 600):
         assert float(rates[0](step)) == pytest.approx(float(rates[1](step)), abs=1e-9)
     assert [float(rates[0](step)) for step in (12, 180, 390, 600)] == pytest.approx([auto, auto, auto / 2, 0.0])

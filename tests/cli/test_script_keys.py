@@ -48,8 +48,8 @@ def translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return of
 
 
-def bound(found: translation.Translation) -> dict[str, Any]:
-    return {name: value for name, (value, _) in found.bindings.items()}
+def bound(result: translation.Translation) -> dict[str, Any]:
+    return {name: value for name, (value, _) in result.bindings.items()}
 
 
 def test_every_key_is_known_and_every_harmless_one_has_one_line() -> None:
@@ -71,8 +71,8 @@ def test_the_defaults_of_training_arguments_ask_for_nothing() -> None:
         for field in dataclasses.fields(TrainingArguments)
         if field.default is not dataclasses.MISSING and not hasattr(field.default, "value")
     }
-    given, _, notes = values.read_values(None, {key: value for key, value in arguments.items() if key != "debug"})
-    assert given["learning_rate"] == 5e-5 and not notes
+    read, _, notes = values.read_values(None, {key: value for key, value in arguments.items() if key != "debug"})
+    assert read["learning_rate"] == 5e-5 and not notes
 
 
 @pytest.mark.parametrize("kind", [T5Config, MT5Config])
@@ -88,14 +88,14 @@ def test_a_config_that_lacks_keys_has_the_defaults_of_transformers(kind: Any, tm
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": kind.model_type}))
     ours = huggingface.model_config(path)
-    for their, own in names.items():
-        assert getattr(ours, own) == getattr(theirs, their), their
+    for their, our in names.items():
+        assert getattr(ours, our) == getattr(theirs, their), their
     assert (len(ours.mlp_activations) == 2) is theirs.is_gated_act
     # Each key alone, with a value of its own.
-    for their, own in names.items():
+    for their, our in names.items():
         value = not getattr(theirs, their) if isinstance(getattr(theirs, their), bool) else getattr(theirs, their) * 2
         path.write_text(json.dumps({"model_type": kind.model_type, their: value}))
-        assert getattr(huggingface.model_config(path), own) == value, their
+        assert getattr(huggingface.model_config(path), our) == value, their
     path.write_text(json.dumps({"hidden_size": 96, "num_attention_heads": 3}))
     assert huggingface.model_config(path, kind="t5").emb_dim == 96
     with pytest.raises(InputError, match="describes a None"):
@@ -103,34 +103,40 @@ def test_a_config_that_lacks_keys_has_the_defaults_of_transformers(kind: Any, tm
 
 
 def test_json_and_command_line_are_one_thing(translated, tmp_path: Path) -> None:
-    given = {**BASE, "learning_rate": 3e-4, "do_train": True, "bf16": True, "logging_steps": 7, "seed": 3}
-    Path("a.json").write_text(json.dumps(given))
-    flags = [part for key, value in given.items() for part in (f"--{key}", *([] if value is True else [str(value)]))]
-    wanted = translated(**given).bindings
-    for argv in (flags, ["run_t5_mlm.py", *flags], [f"--{key}={value}" for key, value in given.items()]):
+    settings = {**BASE, "learning_rate": 3e-4, "do_train": True, "bf16": True, "logging_steps": 7, "seed": 3}
+    Path("a.json").write_text(json.dumps(settings))
+    flags = [part for key, value in settings.items() for part in (f"--{key}", *([] if value is True else [str(value)]))]
+    wanted = translated(**settings).bindings
+    for argv in (flags, ["run_t5_mlm.py", *flags], [f"--{key}={value}" for key, value in settings.items()]):
         parsed = values.parse(argv)
         assert parsed is not None and not parsed.rest and parsed.json is None
-        found = translation._translated(*values.read_values(None, parsed.flags))
-        assert found.bindings == wanted
+        result = translation._translated(*values.read_values(None, parsed.flags))
+        assert result.bindings == wanted
     for argv in (["a.json"], ["run_t5_mlm.py", "a.json"], ["a.json", "--gin.TRAIN_STEPS=3"]):
         parsed = values.parse(argv)
         assert parsed is not None and parsed.json == "a.json"
-        assert parsed.rest == [each for each in argv if each.startswith("--gin.")]
-        found = translation._translated(*values.read_values(parsed.json, parsed.flags))
-        assert found.bindings == wanted
+        assert parsed.rest == [argument for argument in argv if argument.startswith("--gin.")]
+        result = translation._translated(*values.read_values(parsed.json, parsed.flags))
+        assert result.bindings == wanted
     assert values.parse(["gin/demo.gin", "--gin.CORPUS=a.json"]) is None
     assert values.parse(["gin/demo.gin"]) is None
-    own = values.parse(["a.json", "--gin_search_paths", "x", "--gin.A=1", "--max_steps=-1", "--no_do_eval"])
-    assert own.rest == ["--gin_search_paths", "x", "--gin.A=1"]
-    assert own.flags == {"max_steps": "-1", "do_eval": False}
+    with_gin = values.parse(["a.json", "--gin_search_paths", "x", "--gin.A=1", "--max_steps=-1", "--no_do_eval"])
+    assert with_gin.rest == ["--gin_search_paths", "x", "--gin.A=1"]
+    assert with_gin.flags == {"max_steps": "-1", "do_eval": False}
 
 
 def test_strings_are_numbers_and_periods_may_be_shares(translated) -> None:
-    found = bound(translated(learning_rate="5e-5", max_steps="200", save_steps=0.25, warmup_ratio=0.1, bf16="true"))
-    assert found["LEARNING_RATE"] == 5e-5 and found["TRAIN_STEPS"] == 200 and found["DTYPE"] == "bfloat16"
-    assert found["CHECKPOINT_PERIOD"] == 50 and found["WARMUP_STEPS"] == 20
-    found = bound(translated(max_steps=90, save_strategy="no", logging_strategy="steps"))
-    assert found["CHECKPOINT_PERIOD"] > 90 and found["LOG_PERIOD"] == 500
+    values_read = bound(
+        translated(learning_rate="5e-5", max_steps="200", save_steps=0.25, warmup_ratio=0.1, bf16="true")
+    )
+    assert (
+        values_read["LEARNING_RATE"] == 5e-5
+        and values_read["TRAIN_STEPS"] == 200
+        and values_read["DTYPE"] == "bfloat16"
+    )
+    assert values_read["CHECKPOINT_PERIOD"] == 50 and values_read["WARMUP_STEPS"] == 20
+    values_read = bound(translated(max_steps=90, save_strategy="no", logging_strategy="steps"))
+    assert values_read["CHECKPOINT_PERIOD"] > 90 and values_read["LOG_PERIOD"] == 500
 
 
 @pytest.fixture
@@ -150,8 +156,8 @@ def rows_of_a_file(translated) -> Any:
 
 
 def test_a_period_of_an_epoch_is_the_corpus_s_whatever_max_steps_is(rows_of_a_file) -> None:
-    for given in ({"num_train_epochs": 7}, {"max_steps": 90}, {"max_steps": 90, "num_train_epochs": 7}):
-        rows = rows_of_a_file(**given, eval_strategy="epoch", save_strategy="epoch", logging_strategy="epoch")
+    for length in ({"num_train_epochs": 7}, {"max_steps": 90}, {"max_steps": 90, "num_train_epochs": 7}):
+        rows = rows_of_a_file(**length, eval_strategy="epoch", save_strategy="epoch", logging_strategy="epoch")
         assert [rows[name] for name in ("EVAL_PERIOD", "CHECKPOINT_PERIOD", "LOG_PERIOD")] == [20] * 3
     assert rows_of_a_file(num_train_epochs=7)["TRAIN_STEPS"] == 7 * 20 + 1  # NUM_EPOCHS ends it at 140
 
@@ -166,26 +172,26 @@ def test_max_train_samples_are_the_first_examples(rows_of_a_file) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("report_to", "wanted"),
     [("wandb", "wandb"), (["tensorboard", "wandb"], "tensorboard,wandb"), ("tensorboard,wandb", "tensorboard,wandb"),
      ("none", "none"), (["none"], "none"), ("all", None), ([], None), (None, None), ("tensorboard", "tensorboard")],
 )  # fmt: skip
-def test_report_to_chooses_who_gets_the_figures(translated, given: Any, wanted: str | None) -> None:
-    assert bound(translated(report_to=given)).get("REPORT_TO") == wanted
+def test_report_to_chooses_who_gets_the_figures(translated, report_to: Any, wanted: str | None) -> None:
+    assert bound(translated(report_to=report_to)).get("REPORT_TO") == wanted
 
 
 def test_reports_that_are_not_there_are_said(translated) -> None:
-    found = translated(report_to=["mlflow", "wandb"])
-    assert bound(found)["REPORT_TO"] == "wandb" and any(note.startswith("report_to 'mlflow'") for note in found.notes)
+    result = translated(report_to=["mlflow", "wandb"])
+    assert bound(result)["REPORT_TO"] == "wandb" and any(note.startswith("report_to 'mlflow'") for note in result.notes)
     with pytest.raises(InputError, match="report_to 'wandbb'; give tensorboard, wandb, none, all"):
         translated(report_to="wandbb")
 
 
 def test_batches_are_per_device_in_training_and_evaluation(translated) -> None:
-    found = bound(
+    values_read = bound(
         translated(per_device_train_batch_size=4, gradient_accumulation_steps=3, per_device_eval_batch_size=16)
     )
-    assert found["BATCH_SIZE"] == 24 and found["config.EvaluationConfig.batch_size"] == 32
+    assert values_read["BATCH_SIZE"] == 24 and values_read["config.EvaluationConfig.batch_size"] == 32
     assert bound(translated(max_eval_samples=100, per_device_eval_batch_size=16))["EVAL_STEPS"] == 4
 
 
@@ -200,21 +206,21 @@ def test_gradients_are_clipped_as_in_each_script(translated) -> None:
 )
 def test_fp16_is_bfloat16_where_the_device_has_it(translated, monkeypatch, capability: float, wanted: str) -> None:
     monkeypatch.setattr("limba.model.kernels.choose.compute_capability", lambda device: capability)
-    for given in ({"fp16": True}, {"mixed_precision": "fp16"}, {"dtype": "float16"}):
-        found = translated(**given)
-        assert bound(found)["DTYPE"] == wanted
-        assert any("bfloat16" in note for note in found.notes)
+    for precision in ({"fp16": True}, {"mixed_precision": "fp16"}, {"dtype": "float16"}):
+        result = translated(**precision)
+        assert bound(result)["DTYPE"] == wanted
+        assert any("bfloat16" in note for note in result.notes)
     assert translation.dtype_of(translated(mixed_precision="no"))[0] == "float32"
 
 
 def test_the_hub_keys_become_gin_names_and_the_token_is_never_shown(translated, capsys) -> None:
-    found = translated(push_to_hub=True, hub_token="hf_secret", hub_private_repo=True)
-    assert bound(found)["HUB_MODEL_ID"] == "out" and bound(found)["HUB_PRIVATE"] is True
-    assert os.environ["HF_TOKEN"] == "hf_secret" and bound(found)["HUB_STRATEGY"] == "end"
-    translation._written(found, "out")
+    result = translated(push_to_hub=True, hub_token="hf_secret", hub_private_repo=True)
+    assert bound(result)["HUB_MODEL_ID"] == "out" and bound(result)["HUB_PRIVATE"] is True
+    assert os.environ["HF_TOKEN"] == "hf_secret" and bound(result)["HUB_STRATEGY"] == "end"
+    translation._written(result, "out")
     assert "secret" not in Path("out/from_json.gin").read_text() + capsys.readouterr().out
-    found = bound(translated(push_to_hub=True, hub_model_id="me/t5", hub_strategy="every_save"))
-    assert found["HUB_MODEL_ID"] == "me/t5" and found["HUB_STRATEGY"] == "every_save"
+    values_read = bound(translated(push_to_hub=True, hub_model_id="me/t5", hub_strategy="every_save"))
+    assert values_read["HUB_MODEL_ID"] == "me/t5" and values_read["HUB_STRATEGY"] == "every_save"
     assert bound(translated(push_to_hub_final_step=True, hub_model_id="me/t5"))["HUB_STRATEGY"] == "end"
     assert "HUB_MODEL_ID" not in bound(translated(hub_model_id="me/t5"))
     os.environ.pop("HF_TOKEN")
@@ -282,8 +288,8 @@ def test_a_local_folder_of_a_data_set_keeps_its_splits(translated, tmp_path: Pat
         path = tmp_path / "set" / f"{split}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text('{"text": "One text."}\n')
-    found = corpus._files_of(str(tmp_path / "set"), None)
-    assert {split: Path(files).name for split, files in found.items()} == {
+    by_split = corpus._files_of(str(tmp_path / "set"), None)
+    assert {split: Path(files).name for split, files in by_split.items()} == {
         "train": "train.jsonl",
         "validation": "validation.jsonl",
     }

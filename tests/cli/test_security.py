@@ -25,7 +25,7 @@ WRITES = "from pathlib import Path\n\nPath({!r}).write_text('code ran')\n"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current directory: a run, and modules on Python's path that write a file when they are imported."""
     shutil.copytree(GOLDEN / "run", tmp_path / "run")
     shutil.copy(GOLDEN / "corpus.jsonl", tmp_path)
@@ -42,15 +42,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def naming(place: Path, module: str, in_gin: bool) -> None:
+def naming(workdir: Path, module: str, in_gin: bool) -> None:
     """Has the run name a module, in config.gin or in config.json."""
-    file = place / "run" / "config.gin"
+    file = workdir / "run" / "config.gin"
     if in_gin:
         file.write_text(f"import {module}\n{file.read_text()}")
         return
-    about = json.loads((place / "run" / "config.json").read_text())
-    about["run"]["data"]["task_modules"].append(module)
-    (place / "run" / "config.json").write_text(json.dumps(about))
+    document = json.loads((workdir / "run" / "config.json").read_text())
+    document["run"]["data"]["task_modules"].append(module)
+    (workdir / "run" / "config.json").write_text(json.dumps(document))
 
 
 OF_GIN = [
@@ -71,10 +71,10 @@ COMMANDS = [
 @pytest.mark.parametrize(
     ("argv", "in_gin"), [*((argv, True) for argv in OF_GIN), *((argv, False) for argv in COMMANDS)]
 )
-def test_a_run_chooses_no_code(argv: list[str], in_gin: bool, module: str, place: Path, capsys) -> None:
-    naming(place, module, in_gin)
+def test_a_run_chooses_no_code(argv: list[str], in_gin: bool, module: str, workdir: Path, capsys) -> None:
+    naming(workdir, module, in_gin)
     assert main.main(argv) == 2
-    assert not (place / "ran").exists()
+    assert not (workdir / "ran").exists()
     (sentence,) = capsys.readouterr().err.splitlines()
     assert f"names the module '{module}'" in sentence and sentence.endswith(f" --import={module}")
 
@@ -82,49 +82,49 @@ def test_a_run_chooses_no_code(argv: list[str], in_gin: bool, module: str, place
 @pytest.mark.parametrize(
     "argv", [["report", "run"], ["convert", "run", "out", "--no_check"], ["convert", "run", "--to=list"]]
 )
-def test_what_needs_no_task_imports_nothing(argv: list[str], place: Path, capsys) -> None:
-    naming(place, "evil_module", in_gin=False)
-    shutil.copy(GOLDEN / "whole" / "metrics.jsonl", place / "run")
+def test_what_needs_no_task_imports_nothing(argv: list[str], workdir: Path, capsys) -> None:
+    naming(workdir, "evil_module", in_gin=False)
+    shutil.copy(GOLDEN / "whole" / "metrics.jsonl", workdir / "run")
     assert main.main([*argv, *(["--vocabulary=byte"] if argv[-1] == "--no_check" else [])]) == 0
-    assert not (place / "ran").exists()
+    assert not (workdir / "ran").exists()
 
 
-def test_the_documents_of_somebody_s_run_choose_no_code(place: Path, capsys) -> None:
-    naming(place, "evil_module", in_gin=False)
+def test_the_documents_of_somebody_s_run_choose_no_code(workdir: Path, capsys) -> None:
+    naming(workdir, "evil_module", in_gin=False)
     assert main.main(["inspect", "run", "--step=1"]) == 2
-    assert not (place / "ran").exists()
+    assert not (workdir / "ran").exists()
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.endswith("if you trust who wrote it: limba inspect run --step=1 --import=evil_module")
 
 
 @pytest.mark.parametrize("command", [["status", "run", "--verify"], ["status", "run"], ["play", "run"]], ids=str)
 def test_looking_at_a_run_chooses_no_code(
-    command: list[str], place: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    command: list[str], workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    naming(place, "evil_module", in_gin=False)
+    naming(workdir, "evil_module", in_gin=False)
     monkeypatch.setattr(Server, "serve_forever", lambda *_, **__: None)
     assert main.main(command) in (0, 2)
-    assert not (place / "ran").exists()
+    assert not (workdir / "ran").exists()
     assert len(capsys.readouterr().err.splitlines()) <= 1
 
 
-def test_the_ready_command_runs_it(place: Path, capsys) -> None:
-    naming(place, "evil_module", in_gin=False)
+def test_the_ready_command_runs_it(workdir: Path, capsys) -> None:
+    naming(workdir, "evil_module", in_gin=False)
     argv = ["generate", "run", "--score", "--input=pairs.jsonl", "--output=out.jsonl"]
     assert main.main(argv) == 2
     command = capsys.readouterr().err.split("if you trust who wrote it: limba ")[1].split()
     assert command == [*argv, "--import=evil_module"]
     assert main.main(command) == 0
-    assert (place / "ran").read_text() == "code ran"
+    assert (workdir / "ran").read_text() == "code ran"
 
 
-def test_load_says_what_to_give(place: Path) -> None:
-    naming(place, "evil_package.tasks", in_gin=False)
+def test_load_says_what_to_give(workdir: Path) -> None:
+    naming(workdir, "evil_package.tasks", in_gin=False)
     with pytest.raises(UntrustedModuleError, match=r"give imports=\['evil_package.tasks'\]"):
         limba.load("run").prefix  # noqa: B018
-    assert not (place / "ran").exists()
+    assert not (workdir / "ran").exists()
     assert limba.load("run", imports=["evil_package"]).prefix == ""
-    assert (place / "ran").exists()
+    assert (workdir / "ran").exists()
 
 
 THEIRS = ("numpy", "jax", "jaxlib", "orbax", "google", "json", "gin", "seqio", "fsspec", "torch", "wandb", "logging")
@@ -179,45 +179,45 @@ def test_a_users_own_tasks_are_found_in_the_current_folder(tmp_path: Path) -> No
 
 
 @pytest.mark.night
-def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+def test_the_token_of_the_hub_is_written_nowhere(workdir: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     """Over a run of two steps, from a JSON that holds the token too, a conversion, a model card and generated text."""
     token = "hf_" + "SECRET" * 5
     monkeypatch.setenv("HF_TOKEN", token)
     monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))  # of 70 seconds between attempts
-    limba.load("run").save(place / "hf")
-    about = {"config_name": "hf", "tokenizer_name": "byte", "train_file": "corpus.jsonl", "output_dir": "out"}
-    about |= {
+    limba.load("run").save(workdir / "hf")
+    settings = {"config_name": "hf", "tokenizer_name": "byte", "train_file": "corpus.jsonl", "output_dir": "out"}
+    settings |= {
         "max_steps": 2,
         "max_seq_length": 64,
         "per_device_train_batch_size": 1,
         "save_steps": 2,
         "logging_steps": 1,
     }
-    (place / "a.json").write_text(json.dumps({**about, "hub_token": token, "token": token, "push_to_hub": True}))
+    (workdir / "a.json").write_text(json.dumps({**settings, "hub_token": token, "token": token, "push_to_hub": True}))
     assert main.main(["train", "a.json"]) == 74  # trained and saved; the hub cannot be reached to push
-    (place / "a.json").unlink()
+    (workdir / "a.json").unlink()
     assert main.main(["convert", "out", "--push=somebody/name", "--dry_run", "--no_check"]) == 0
     assert main.main(["generate", "out", "--prompt=a", "--max_tokens=2"]) == 0
     assert main.main(["generate", "somebody/name", "--prompt=a"]) == 2  # the hub cannot be reached
     printed = capfd.readouterr()
-    files = [path for path in place.rglob("*") if path.is_file()]
+    files = [path for path in workdir.rglob("*") if path.is_file()]
     assert len(files) > 20 and "out/checkpoints" in " ".join(map(str, files))
     assert not [path for path in files if token.encode() in path.read_bytes()]
     assert token not in printed.out + printed.err
 
 
-def test_tasks_inside_the_model_are_not_ours(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = place / "run" / "tasks"
+def test_tasks_inside_the_model_are_not_ours(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = workdir / "run" / "tasks"
     theirs.mkdir()
-    source.check_imports(["tasks.demo"], "run", directory=str(place / "run"))
+    source.check_imports(["tasks.demo"], "run", directory=str(workdir / "run"))
     import tasks
 
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(theirs)])  # as in a shell that stands in the run
     with pytest.raises(UntrustedModuleError, match="of a folder inside the model's own"):
-        source.check_imports(["tasks.demo"], "run", directory=str(place / "run"))
-    source.check_imports(["tasks.demo"], "run", ["tasks"], str(place / "run"))
+        source.check_imports(["tasks.demo"], "run", directory=str(workdir / "run"))
+    source.check_imports(["tasks.demo"], "run", ["tasks"], str(workdir / "run"))
     monkeypatch.delitem(sys.modules, "tasks")
     (theirs / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(place / "run"))
+    monkeypatch.syspath_prepend(str(workdir / "run"))
     with pytest.raises(UntrustedModuleError):
-        source.check_imports(["tasks.demo"], "run", directory=str(place / "run"))
+        source.check_imports(["tasks.demo"], "run", directory=str(workdir / "run"))

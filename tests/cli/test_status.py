@@ -43,12 +43,12 @@ def directory(tmp_path: Path) -> Path:
 
 
 def hosts(directory: Path, pid: int, waits: tuple[float, ...], silent: float = 0.0) -> None:
-    each = [
+    entries = [
         {"process": i, "host": f"h{i}", "silent_seconds": silent if i else 0.0, "step": 50, "seconds_per_step": 0.5,
          "seconds_for_data": wait}
         for i, wait in enumerate(waits)
     ]  # fmt: skip
-    record = {"format": 1, "written_every_seconds": 5.0, "pid": pid, "processes": each}
+    record = {"format": 1, "written_every_seconds": 5.0, "pid": pid, "processes": entries}
     (directory / "hosts.json").write_text(json.dumps(record))
 
 

@@ -23,8 +23,8 @@ SIZES = {"emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "num_enco
 
 
 def bindings(name: str, *overrides: str) -> dict:
-    found = translate([str(FOLDER / f"{name}.gin")], overrides, [FOLDER])
-    return {ours: value for ours, (value, _) in found.translation.bindings.items()}
+    translated = translate([str(FOLDER / f"{name}.gin")], overrides, [FOLDER])
+    return {ours: value for ours, (value, _) in translated.translation.bindings.items()}
 
 
 def read(*arguments: str) -> GinRun:
@@ -39,7 +39,7 @@ def given_later(name: str, folder: Path) -> list[str]:
 
 
 def test_romanian_run_has_the_values_of_its_files():
-    found = bindings("ro_base", "MODEL_DIR=/tmp/ro")
+    values_read = bindings("ro_base", "MODEL_DIR=/tmp/ro")
     expected = {
         "MODEL_DIR": "/tmp/ro", "TRAIN_STEPS": 2_000_000, "BATCH_SIZE": 128, "PACK": True, "EXTRA_IDS": 0,
         "TASK_FEATURE_LENGTHS": {"inputs": 512, "targets": 256}, "VOCABULARY": "gs://my-bucket/ro.model",
@@ -48,8 +48,8 @@ def test_romanian_run_has_the_values_of_its_files():
         "config.ModelConfig.vocab_size": 64_000, "config.ModelConfig.num_decoder_layers": 12,
         "config.ModelConfig.scan_layers": False, "config.LossConfig.normalize_by": None, "DROPOUT_RATE": 0.0,
     }  # fmt: skip
-    assert {name: found[name] for name in expected} == expected
-    assert "INITIAL_CHECKPOINT_PATH" not in found
+    assert {name: values_read[name] for name in expected} == expected
+    assert "INITIAL_CHECKPOINT_PATH" not in values_read
 
 
 @pytest.mark.parametrize("name", [*TRAINING, "wmt_eval", "wmt_infer"])
@@ -66,8 +66,8 @@ def test_the_printed_gin_is_the_same_run(name, tmp_path, capsys):
 
 
 def test_each_line_has_its_origin_and_the_table_what_differs():
-    found = translate([str(FOLDER / "ro_mt5.gin")], ["MODEL_DIR=/tmp/ro"], [FOLDER])
-    text = found.whole_text()
+    translated = translate([str(FOLDER / "ro_mt5.gin")], ["MODEL_DIR=/tmp/ro"], [FOLDER])
+    text = translated.whole_text()
     assert "TRAIN_STEPS = 1100000  # " in text and "ro_mt5.gin line 12: TRAIN_STEPS" in text
     assert "LEARNING_RATE = 0.4  # " in text
     assert "t5x/configs/runs/pretrain.gin: train/utils.DatasetConfig.pack" in text
@@ -207,12 +207,12 @@ def test_bindings_reach_the_configuration_or_the_table(lines, wanted, row, tmp_p
         "MIXTURE_OR_TASK_NAME = 'a'\nMODEL_DIR = '/tmp/x'\nTASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}\n"
         "TRAIN_STEPS = 5\nINITIAL_CHECKPOINT_PATH = '/c'\n" + lines + "\n"
     )
-    found = translate([str(file)], [], []).translation
-    assert {name: found.bindings.get(name, (None,))[0] for name in wanted} == wanted
-    assert found.bindings["INITIAL_CHECKPOINT_PATH"][0] == "/c"
+    translation = translate([str(file)], [], []).translation
+    assert {name: translation.bindings.get(name, (None,))[0] for name in wanted} == wanted
+    assert translation.bindings["INITIAL_CHECKPOINT_PATH"][0] == "/c"
     name = lines.splitlines()[-1].partition(" = ")[0]
-    rows = [each for each in found.rows if each.theirs.startswith(f"{name} = ")]
-    assert not row or (rows and all(each.kind in ("differs", "dropped") and row in each.why for each in rows))
+    rows = [line for line in translation.rows if line.theirs.startswith(f"{name} = ")]
+    assert not row or (rows and all(line.kind in ("differs", "dropped") and row in line.why for line in rows))
 
 
 @pytest.mark.parametrize(
@@ -234,21 +234,21 @@ def of_lines(folder: Path, *lines: str, model: str = "t5/t5_1_1/small", run: str
         "TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}\nTRAIN_STEPS = 5\nDROPOUT_RATE = 0.0\n" + "\n".join(lines)
     )
     output = {"eval": "EVAL_OUTPUT_DIR", "infer": "INFER_OUTPUT_DIR"}.get(run, "MODEL_DIR")
-    found = translate(
+    translated = translate(
         [str(file)], [f"{output}=/tmp/x", "CHECKPOINT_PATH=/c"][: 2 if run in ("eval", "infer") else 1], []
     )
-    found.check()
-    return found
+    translated.check()
+    return translated
 
 
 def test_a_macro_that_nothing_uses_is_dropped_with_a_line(tmp_path):
     """Legal gin, which T5X runs; a name near a known one may be a mistake, so the line has both."""
-    found = of_lines(tmp_path, "NUM_EMBEDDINGS = 32128", "TOPOLOGY = 'v2-32'", "BATCH_SIZ = 4", "MESH = %TOPOLOGY")
-    table = found.translation.table()
+    translated = of_lines(tmp_path, "NUM_EMBEDDINGS = 32128", "TOPOLOGY = 'v2-32'", "BATCH_SIZ = 4", "MESH = %TOPOLOGY")
+    table = translated.translation.table()
     for line in ("NUM_EMBEDDINGS = 32128", "BATCH_SIZ = 4"):
         assert f"#     {line} -> nothing: nothing in this run uses it" in table
-    assert found.translation.bindings["BATCH_SIZE"][0] == 128
-    assert "BATCH_SIZ (did you mean BATCH_SIZE?)" in found.translation.summary()
+    assert translated.translation.bindings["BATCH_SIZE"][0] == 128
+    assert "BATCH_SIZ (did you mean BATCH_SIZE?)" in translated.translation.summary()
     with pytest.raises(
         InputError, match=r"--gin.BATCH_SIZ sets BATCH_SIZ \(did you mean BATCH_SIZE\?\), which Limba does"
     ):
@@ -256,8 +256,8 @@ def test_a_macro_that_nothing_uses_is_dropped_with_a_line(tmp_path):
 
 
 def test_fields_of_what_a_run_does_not_refer_to_are_dropped(tmp_path):
-    found = of_lines(tmp_path, "optax.adamw.b1 = 0.5", "decoding.temperature_sample.topk = 3")
-    assert "optax.adamw.b1 = 0.5 -> nothing: nothing in this run uses it" in found.translation.table()
+    translated = of_lines(tmp_path, "optax.adamw.b1 = 0.5", "decoding.temperature_sample.topk = 3")
+    assert "optax.adamw.b1 = 0.5 -> nothing: nothing in this run uses it" in translated.translation.table()
 
 
 def test_all_unknown_names_are_told_at_once(tmp_path):
@@ -287,23 +287,26 @@ def test_names_of_2021(tmp_path):
 @pytest.mark.parametrize(("steps", "tokens"), [(5, 5), (200, 16)])
 def test_max_decode_steps_is_the_limit_of_a_text(run, limit, steps, tokens, tmp_path):
     line = f"decoding.temperature_sample.max_decode_steps = {steps}"
-    found = of_lines(tmp_path, line, model="decoder_only/models/base", run=run)
-    assert found.translation.bindings[limit][0] == tokens  # a row of 8 + 8 tokens at most
+    translated = of_lines(tmp_path, line, model="decoder_only/models/base", run=run)
+    assert translated.translation.bindings[limit][0] == tokens  # a row of 8 + 8 tokens at most
 
 
 def test_unequal_lengths_of_a_decoder_only_row(tmp_path):
     lengths = "TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}"
-    found = of_lines(tmp_path, lengths, model="decoder_only/models/base")
-    assert found.translation.bindings["TASK_FEATURE_LENGTHS"][0] == {"targets": 626, "prefix": 512}
-    assert found.translation.bindings["config.GenerationConfig.max_tokens"][0] == 114
+    translated = of_lines(tmp_path, lengths, model="decoder_only/models/base")
+    assert translated.translation.bindings["TASK_FEATURE_LENGTHS"][0] == {"targets": 626, "prefix": 512}
+    assert translated.translation.bindings["config.GenerationConfig.max_tokens"][0] == 114
 
 
 def test_an_evaluation_of_another_task_is_named(tmp_path):
     lines = ("train_eval/utils.DatasetConfig.mixture_or_task_name = 'b'",
              "train_eval/utils.DatasetConfig.split = 'valid'")  # fmt: skip
-    found = of_lines(tmp_path, *lines).translation
-    assert "mixture_or_task_name = 'b' -> MIXTURE_OR_TASK_NAME: Limba evaluates on a split of the task" in found.table()
-    assert found.bindings["config.DataConfig.validation_split"][0] == "valid"
+    translation = of_lines(tmp_path, *lines).translation
+    assert (
+        "mixture_or_task_name = 'b' -> MIXTURE_OR_TASK_NAME: Limba evaluates on a split of the task"
+        in translation.table()
+    )
+    assert translation.bindings["config.DataConfig.validation_split"][0] == "valid"
 
 
 def test_convert_gin_prints_nothing_that_train_refuses(tmp_path, capsys):
@@ -334,10 +337,16 @@ def test_optimizers_of_optax(tmp_path):
     )
     overrides = ["MODEL_DIR=/tmp/x", "TRAIN_STEPS=5000", "DROPOUT_RATE=0.0", "MIXTURE_OR_TASK_NAME='a'"]
     values = translate([str(file)], [*overrides, "TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}"], [])
-    found = {name: value for name, (value, _) in values.translation.bindings.items()}
-    assert found["config.OptimizerConfig.name"] == "adamw" and found["config.OptimizerConfig.clip_global_norm"] == 1.0
-    assert found["config.ScheduleConfig.name"] == "cosine" and found["config.ScheduleConfig.decay_steps"] == 5000
-    assert found["LEARNING_RATE"] == 1e-4 and found["config.OptimizerConfig.weight_decay"] == 1e-4
+    values_read = {name: value for name, (value, _) in values.translation.bindings.items()}
+    assert (
+        values_read["config.OptimizerConfig.name"] == "adamw"
+        and values_read["config.OptimizerConfig.clip_global_norm"] == 1.0
+    )
+    assert (
+        values_read["config.ScheduleConfig.name"] == "cosine"
+        and values_read["config.ScheduleConfig.decay_steps"] == 5000
+    )
+    assert values_read["LEARNING_RATE"] == 1e-4 and values_read["config.OptimizerConfig.weight_decay"] == 1e-4
 
 
 def test_a_users_copy_of_t5xs_file_has_priority(tmp_path):
@@ -362,8 +371,8 @@ def test_inference_of_a_decoder_only_model_with_inputs_is_refused(tmp_path):
     overrides = ["CHECKPOINT_PATH=/c", "INFER_OUTPUT_DIR=/o"]
     with pytest.raises(InputError, match="line 5 sets TASK_FEATURE_LENGTHS .*: limba generate reads a prompt as text"):
         translate([str(file)], overrides, [])
-    found = translate([str(file)], [*overrides, "TASK_FEATURE_LENGTHS={'targets': 8}"], []).translation.bindings
-    assert found["config.ModelConfig.prefix_attention"][0] == "causal" and found["MAX_TOKENS"][0] == 8
+    read_bindings = translate([str(file)], [*overrides, "TASK_FEATURE_LENGTHS={'targets': 8}"], []).translation.bindings
+    assert read_bindings["config.ModelConfig.prefix_attention"][0] == "causal" and read_bindings["MAX_TOKENS"][0] == 8
 
 
 def test_convert_gin_names_what_is_wrong(tmp_path):
@@ -381,8 +390,8 @@ def test_a_run_of_t5x_keeps_its_directory_and_is_started_from(tmp_path):
     with pytest.raises(InputError, match="holds a run of T5X; give another directory"):
         read(str(FOLDER / "c4_small.gin"), f"--gin.MODEL_DIR={golden}")
     flag = f"--gin.INITIAL_CHECKPOINT_PATH={golden}"
-    given = read(str(FOLDER / "c4_small.gin"), f"--gin.MODEL_DIR={tmp_path}", flag)
-    assert given.config.initial_checkpoint_path == str(golden) and not given.config.reset_step
+    result = read(str(FOLDER / "c4_small.gin"), f"--gin.MODEL_DIR={tmp_path}", flag)
+    assert result.config.initial_checkpoint_path == str(golden) and not result.config.reset_step
 
 
 def corpora(folder: Path) -> dict[str, str]:
@@ -429,8 +438,8 @@ def test_published_tasks_of_t5_read_files_of_their_columns(name, tmp_path):
     """C4's task has a place for a cache, which seqio refuses on a source without one; WMT's reads two columns."""
     from limba.data.tasks import resolve_task
 
-    given = read(str(FOLDER / f"{name}.gin"), *small(name, tmp_path), "--gin.INITIAL_CHECKPOINT_PATH=None")
-    task = resolve_task(given.config.data)
+    result = read(str(FOLDER / f"{name}.gin"), *small(name, tmp_path), "--gin.INITIAL_CHECKPOINT_PATH=None")
+    task = resolve_task(result.config.data)
     first = next(iter(task.source.get_dataset("train", shuffle=False).as_numpy_iterator()))
     assert set(first) == ({"text"} if name == "c4_small" else {"en", "de"})
 
@@ -444,8 +453,8 @@ def test_twenty_steps_of_each_file_lower_the_loss(name, tmp_path, monkeypatch):
     more = ["--gin.INITIAL_CHECKPOINT_PATH=None"] if name == "ro_mt5" else []
     if name == "decoder":  # an evaluation of few texts, each of a few tokens after its inputs
         more += ["--gin.seqio.Evaluator.num_examples=2", "--gin.config.GenerationConfig.max_tokens=8"]
-    given = read(str(FOLDER / f"{name}.gin"), *small(name, tmp_path), *more)
-    assert train(given.config, given.text)["step"] == 20
+    result = read(str(FOLDER / f"{name}.gin"), *small(name, tmp_path), *more)
+    assert train(result.config, result.text)["step"] == 20
     losses = losses_of(tmp_path / "run")
     assert losses[-1] < losses[0]
     if name == "decoder":

@@ -1,4 +1,4 @@
-"""The example files of T5X's repository and those of four public Romanian runs, as facts: each becomes a run.
+"""The example files of T5X's repository and of four public Romanian runs, as facts: each becomes a run.
 
 A case is the files that one includes, what it sets, and what of Limba's run follows, or the sentence that refuses it.
 """
@@ -190,12 +190,12 @@ def argv_of(name: str, folder: Path) -> list[str]:
         *(f"{key} = {value}" for key, value in settings.items()),
     ]
     (folder / "theirs.gin").write_text("\n".join(["import __main__ as train_script", *lines, ""]))
-    given = {"MODEL_DIR": folder}
+    values = {"MODEL_DIR": folder}
     if "eval" in name and "train" not in name:
-        given = {"INITIAL_CHECKPOINT_PATH": "/c", "EVAL_OUTPUT_DIR": folder}
+        values = {"INITIAL_CHECKPOINT_PATH": "/c", "EVAL_OUTPUT_DIR": folder}
     elif name == "base_wmt_infer":
-        given = {"CHECKPOINT_PATH": "/c", "INFER_OUTPUT_DIR": folder}
-    return [str(folder / "theirs.gin"), *(f"--gin.{key}={value}" for key, value in given.items())]
+        values = {"CHECKPOINT_PATH": "/c", "INFER_OUTPUT_DIR": folder}
+    return [str(folder / "theirs.gin"), *(f"--gin.{key}={value}" for key, value in values.items())]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -209,7 +209,7 @@ def test_each_example_becomes_a_run_or_is_refused(name, tmp_path):
         return
     config = flags.parse_args(argv).config
     for field, value in wanted.items():
-        found = config
+        value_read = config
         for part in field.split("."):
-            found = getattr(found, part)
-        assert found == value, field
+            value_read = getattr(value_read, part)
+        assert value_read == value, field

@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 def public_runs() -> list[Run]:
     """Returns the runs of the table."""
-    found: list[Run] = []
+    runs: list[Run] = []
     repository = ""
     script = ""
     common = {}
@@ -37,11 +37,11 @@ def public_runs() -> list[Run]:
             common = {}
         elif run := re.fullmatch(r"(\S+) < (\S+)", line):
             model = f"t5x/examples/{run[2]}.gin"
-            found.append(Run(repository, run[1], (model, f"t5x/configs/runs/{script}.gin"), dict(common)))
+            runs.append(Run(repository, run[1], (model, f"t5x/configs/runs/{script}.gin"), dict(common)))
         elif line[0] != "#":
             settings = dict(part.split(" = ", 1) for part in line[2:].split("; "))
-            (common if line[0] == "*" else found[-1].settings).update(settings)  # pyright: ignore
-    return found
+            (common if line[0] == "*" else runs[-1].settings).update(settings)  # pyright: ignore
+    return runs
 
 
 RUNS = public_runs()
@@ -63,9 +63,9 @@ def test_a_public_run_is_the_same_run_here(run, tmp_path, t5x):
         with pytest.raises(InputError, match="Limba makes them, of a task's inputs and targets"):
             t5x_public.compared([str(file)], [tmp_path], [t5x])
         return
-    found, differs = t5x_public.compared([str(file)], [tmp_path], [t5x])
+    run_of_theirs, differs = t5x_public.compared([str(file)], [tmp_path], [t5x])
     assert not differs
-    facts = found.facts()
+    facts = run_of_theirs.facts()
     assert facts["batch"] and facts["sizes"][0] >= 512 and (facts.get("steps", 1) or 0) > 0
 
 

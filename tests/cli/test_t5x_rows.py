@@ -1,4 +1,4 @@
-"""Public runs of T5X make batches here, and the rows of decoder-only ones are those of seqio's own feature converter.
+"""Public runs of T5X make batches here, and the rows of decoder-only ones equal seqio's own feature converter's.
 
 Each run's gin is converted; then its rows are made of a small corpus, by a task of the form that its name says.
 """
@@ -98,8 +98,8 @@ def register(tmp_path):
 def config_of(run, folder, t5x):
     file = folder / "theirs.gin"
     file.write_text(run.text())
-    found = t5x_public.original([str(file)], [folder, t5x])
-    return t5x_public.converted([str(file)], t5x_public.filled(found), [folder])
+    run_of_theirs = t5x_public.original([str(file)], [folder, t5x])
+    return t5x_public.converted([str(file)], t5x_public.filled(run_of_theirs), [folder])
 
 
 @pytest.fixture(scope="module")
@@ -146,27 +146,29 @@ def value_of(batch):
 def test_rows_of_each_layout_are_those_of_seqios_converter(name, pack, tmp_path, t5x, register):
     run = BIGSCIENCE[f"{name}.gin"]
     config = config_of(run, tmp_path, t5x)
-    given = eval(run.settings["TASK_FEATURE_LENGTHS"])
-    task_name = register(form_of(config.data.mixture_or_task_name), both="inputs" in given)
+    lengths = eval(run.settings["TASK_FEATURE_LENGTHS"])
+    task_name = register(form_of(config.data.mixture_or_task_name), both="inputs" in lengths)
     data = dataclasses.replace(config.data, mixture_or_task_name=task_name, pack=pack, **BATCH)
     task = resolve_task(data)
-    wanted = expected(seqio.get_mixture_or_task(task_name), given, pack)
+    wanted = expected(seqio.get_mixture_or_task(task_name), lengths, pack)
     rows = rows_of(task, data)
     assert len(rows) == len(wanted) > 5
     if pack:  # rows leave a packer in an order of its own
-        rows, wanted = (sorted(each, key=lambda row: value_of(row).tolist()) for each in (rows, wanted))
+        rows, wanted = (sorted(side, key=lambda row: value_of(row).tolist()) for side in (rows, wanted))
     for row, theirs in zip(rows, wanted, strict=True):
         assert set(theirs) - {"decoder_positions"} == set(row)
         for feature, value in row.items():
             np.testing.assert_array_equal(value, theirs[feature], feature)
     assert sum(row["decoder_loss_weights"].sum() for row in rows) > 500
     assert (
-        ("decoder_causal_attention" in rows[0]) == ("inputs" in given) == reads_prefix(task, data.task_feature_lengths)
+        ("decoder_causal_attention" in rows[0])
+        == ("inputs" in lengths)
+        == reads_prefix(task, data.task_feature_lengths)
     )
 
 
 @pytest.mark.parametrize(
-    ("form", "registers_inputs", "given"),
+    ("form", "registers_inputs", "lengths"),
     [
         pytest.param("spans", True, {"inputs": 48, "targets": 48}, marks=pytest.mark.slow),
         pytest.param("spans", False, {"inputs": 64, "targets": 30}, marks=pytest.mark.slow),
@@ -177,11 +179,11 @@ def test_rows_of_each_layout_are_those_of_seqios_converter(name, pack, tmp_path,
         pytest.param("full_lm", True, {"targets": 400}, marks=pytest.mark.slow),
     ],
 )
-def test_the_lengths_say_what_a_row_is(form, registers_inputs, given, register, tmp_path, t5x):
+def test_the_lengths_say_what_a_row_is(form, registers_inputs, lengths, register, tmp_path, t5x):
     """As in T5X: with a length of inputs they are read, without one they are not, whatever the task registers."""
-    data = data_of_lengths(given, register(form, registers_inputs), tmp_path, t5x)
+    data = data_of_lengths(lengths, register(form, registers_inputs), tmp_path, t5x)
     task = seqio.get_mixture_or_task(data.mixture_or_task_name)
-    wanted = expected(task, given, False)
+    wanted = expected(task, lengths, False)
     rows = rows_of(resolve_task(data), data)
     assert len(rows) == len(wanted) > 5
     for row, theirs in zip(rows, wanted, strict=True):
@@ -190,24 +192,24 @@ def test_the_lengths_say_what_a_row_is(form, registers_inputs, given, register, 
         }
 
 
-def data_of_lengths(given, name, folder, t5x):
+def data_of_lengths(lengths, name, folder, t5x):
     """Returns the data of a decoder-only run of T5X with these lengths, which reads a task of this name."""
     run = BIGSCIENCE["c_dec_c4_full_lm.gin"]
-    run = run._replace(settings={**run.settings, "TASK_FEATURE_LENGTHS": repr(given)})
+    run = run._replace(settings={**run.settings, "TASK_FEATURE_LENGTHS": repr(lengths)})
     config = config_of(run, folder, t5x)
     return dataclasses.replace(config.data, mixture_or_task_name=name, pack=False, **BATCH)
 
 
 @pytest.mark.parametrize(
-    ("form", "registers_inputs", "given"),
+    ("form", "registers_inputs", "lengths"),
     [("pairs", False, {"inputs": 48, "targets": 48}), ("full_lm", True, {"inputs": 48, "targets": 48})],
 )
 def test_a_length_of_inputs_that_the_task_does_not_make_is_one_sentence(
-    form, registers_inputs, given, register, tmp_path, t5x
+    form, registers_inputs, lengths, register, tmp_path, t5x
 ):
-    data = data_of_lengths(given, register(form, registers_inputs), tmp_path, t5x)
+    data = data_of_lengths(lengths, register(form, registers_inputs), tmp_path, t5x)
     with pytest.raises(ValueError, match="inputs"):  # seqio's own
-        expected(seqio.get_mixture_or_task(data.mixture_or_task_name), given, False)
+        expected(seqio.get_mixture_or_task(data.mixture_or_task_name), lengths, False)
     with pytest.raises(
         InputError, match="The task's preprocessors return no tokens 'inputs'; add the preprocessor that makes them"
     ):
@@ -228,8 +230,8 @@ def forms():
         if repr(key) not in known:
             known.add(repr(key))
             marks = () if "decoder_only" in run.includes[0] else (pytest.mark.night,)
-            each = f"{form_of(name)}-{run.name}"
-            yield pytest.param(each, run, id=each, marks=marks)
+            case = f"{form_of(name)}-{run.name}"
+            yield pytest.param(case, run, id=case, marks=marks)
 
 
 @pytest.mark.slow

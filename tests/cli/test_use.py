@@ -21,7 +21,7 @@ PAIRS = [{"inputs": "A text with <extra_id_0> gap.", "targets": "<extra_id_0> a"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory, with a run, its corpus, and something to read."""
     shutil.copytree(GOLDEN / "run", tmp_path / "run")
     shutil.copy(GOLDEN / "corpus.jsonl", tmp_path)
@@ -54,24 +54,24 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("convert", "OUT/step_10/model.safetensors"),
     ],
 )
-def test_the_example_of_help_runs(command: str, makes: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_help_runs(command: str, makes: str, workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main.main([command, "--help"])
     text = capsys.readouterr().out
     assert ended.value.code in (0, None) and text.startswith(f"usage: limba {command} ")
     example = text.partition(f"\n    limba {command} ")[2].partition("\n")[0].replace("MODEL_DIR", "run")
     assert main.main([command, *shlex.split(example)]) == 0
-    assert (place / makes).exists()
+    assert (workdir / makes).exists()
 
 
 @pytest.mark.night
-def test_lines_of_a_pipe_are_answered_while_it_is_open(place: Path) -> None:
+def test_lines_of_a_pipe_are_answered_while_it_is_open(workdir: Path) -> None:
     """A batch at a time; standard output holds the texts alone, and the rest is on standard error."""
     command = [sys.executable, "-m", "limba", "generate", "run", "--input=-", "--batch_size=8", "--max_tokens=4"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with (
-        (place / "errors").open("w") as errors,
+        (workdir / "errors").open("w") as errors,
         subprocess.Popen(command, **pipes, stderr=errors, text=True, env=environment) as process,
     ):
         assert process.stdin is not None and process.stdout is not None
@@ -86,16 +86,16 @@ def test_lines_of_a_pipe_are_answered_while_it_is_open(place: Path) -> None:
         rest = process.stdout.readlines()
         assert process.wait() == 0
         limit.cancel()
-    assert len(rest) == 1 and "9 lines in stdout" in (place / "errors").read_text()
+    assert len(rest) == 1 and "9 lines in stdout" in (workdir / "errors").read_text()
 
 
 @pytest.mark.night
-def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gin_file_and_a_run_give_the_same(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--gin_file=run/config.gin", "--gin.config.GenerationConfig.max_tokens=8", "--gin.BATCH_SIZE=16"]
     assert main.main(["generate", *model, "--input=in.txt", "--output=old.jsonl"]) == 0
     assert main.main(["generate", "run", "--max_tokens=8", "--input=in.txt", "--output=new.jsonl"]) == 0
-    old = lines(place / "old.jsonl")
-    new = lines(place / "new.jsonl")
+    old = lines(workdir / "old.jsonl")
+    new = lines(workdir / "new.jsonl")
     assert [row["prediction"] for row in old] == [row["prediction"] for row in new]
     assert old[0]["inputs"] == PAIRS[0]["inputs"]
     assert main.main(["generate", "--score", *model, "--input=pairs.jsonl", "--output=old_scores.jsonl"]) == 0
@@ -105,8 +105,8 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
         )
         == 0
     )
-    old = lines(place / "old_scores.jsonl")
-    new = lines(place / "scores.jsonl")
+    old = lines(workdir / "old_scores.jsonl")
+    new = lines(workdir / "scores.jsonl")
     assert [row["log_likelihood"] for row in new] == pytest.approx([row["log_likelihood"] for row in old], rel=1e-5)
     assert [row["tokens"] for row in new] == [4, 2]
     capsys.readouterr()
@@ -168,14 +168,14 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
         ("give pytorch, flax", ["convert", "run", "--formats=onnx"]),
     ],
 )
-def test_bad_input_is_one_sentence(words: str, argv: list[str], place: Path, capsys) -> None:
+def test_bad_input_is_one_sentence(words: str, argv: list[str], workdir: Path, capsys) -> None:
     assert words in error_of(capsys, *argv)
 
 
-def test_a_run_without_config_json_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "lr=0.1").symlink_to(place / "run")
+def test_a_run_without_config_json_is_said(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workdir / "lr=0.1").symlink_to(workdir / "run")
     assert main.main(["convert", "lr=0.1", "--to=list"]) == 0
-    (place / "run" / "config.json").unlink()
+    (workdir / "run" / "config.json").unlink()
     sentence = error_of(capsys, "generate", "run", "--score", "--input=pairs.jsonl")
     assert "has no config.json; copy it there, or give --gin_file" in sentence
     assert "has no config.json: it is not a run, or one that has not begun" in error_of(capsys, "report", "run")

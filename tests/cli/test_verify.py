@@ -73,7 +73,7 @@ def test_a_step_under_the_name_of_another_is_named(
         and errors == ""
         and [line for line in lines if "damaged" in line]
         == [
-            "checkpoints/30: damaged: manifest.json is that of step 10",
+            "checkpoints/30: damaged: manifest.json belongs to step 10",
             "checkpoints/40: damaged: it is a file, not a folder",
         ]
     )

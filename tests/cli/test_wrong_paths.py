@@ -14,7 +14,7 @@ import limba
 from limba.cli import main
 from limba.config import InputError, NoModelError, saved_config
 from limba.formats import hub_models
-from limba.formats.architectures import config_json
+from limba.formats.huggingface_config import config_json
 from limba.formats.open import look_at, open_path
 from tests import tiny
 from tests.bucket_server import emulated
@@ -85,26 +85,26 @@ def cases() -> Iterator[object]:
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a wrong path of each kind, a run, and what the commands read beside a model."""
-    place = tmp_path_factory.mktemp("shelf")
+    folder = tmp_path_factory.mktemp("shelf")
     line = json.dumps({"text": "One line of a text that is long enough to be a row of its own."}) + "\n"
-    (place / "corpus.jsonl").write_text(line * 100)
-    (place / "in.txt").write_text("A text.\n")
-    (place / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
-    (place / "pairs.tsv").write_text("good\tbad\nOne is.\tOne are.\n")
-    (place / "suite.gin").write_text("agreement/MinimalPairs.file = 'pairs.tsv'\n")
+    (folder / "corpus.jsonl").write_text(line * 100)
+    (folder / "in.txt").write_text("A text.\n")
+    (folder / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
+    (folder / "pairs.tsv").write_text("good\tbad\nOne is.\tOne are.\n")
+    (folder / "suite.gin").write_text("agreement/MinimalPairs.file = 'pairs.tsv'\n")
     for name in ("empty", "unweighted", "begun", "adapter", "flax"):
-        (place / name).mkdir()
-    (place / "unweighted" / "config.json").write_text(json.dumps(config_json(tiny.MODEL)))
-    (place / "adapter" / "adapter_config.json").write_text("{}")
-    (place / "flax" / "config.json").write_text(json.dumps(config_json(tiny.language_model())))
-    (place / "flax" / "flax_model.msgpack").write_bytes(b"")
-    shutil.copytree(GOLDEN / "t5x_legacy" / "checkpoint_3", place / "t5x" / "checkpoint_3")
-    (place / "t5x" / "checkpoint_3" / "checkpoint").unlink()
-    shutil.copytree(GOLDEN / "run" / "run", place / "run")
-    (place / "run" / "checkpoints" / "7").mkdir()
-    shutil.copyfile(GOLDEN / "run" / "run" / saved_config.FILE, place / "begun" / saved_config.FILE)
-    (place / "begun" / "metrics.jsonl").write_text("")
-    return place
+        (folder / name).mkdir()
+    (folder / "unweighted" / "config.json").write_text(json.dumps(config_json(tiny.MODEL)))
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "flax" / "config.json").write_text(json.dumps(config_json(tiny.language_model())))
+    (folder / "flax" / "flax_model.msgpack").write_bytes(b"")
+    shutil.copytree(GOLDEN / "t5x_legacy" / "checkpoint_3", folder / "t5x" / "checkpoint_3")
+    (folder / "t5x" / "checkpoint_3" / "checkpoint").unlink()
+    shutil.copytree(GOLDEN / "run" / "run", folder / "run")
+    (folder / "run" / "checkpoints" / "7").mkdir()
+    shutil.copyfile(GOLDEN / "run" / "run" / saved_config.FILE, folder / "begun" / saved_config.FILE)
+    (folder / "begun" / "metrics.jsonl").write_text("")
+    return folder
 
 
 def sentence_of(path: str) -> str:
@@ -178,8 +178,8 @@ def lines_of(document: object) -> list[dict]:
         return [line for part in document for line in lines_of(part)]
     if not isinstance(document, dict):
         return []
-    own = [document] if isinstance(document.get("text"), str) else []
-    return own + [line for part in document.values() for line in lines_of(part)]
+    own_lines = [document] if isinstance(document.get("text"), str) else []
+    return own_lines + [line for part in document.values() for line in lines_of(part)]
 
 
 # What tells one kind of path from another; `limba/formats/open.py` alone puts these together.
@@ -192,12 +192,12 @@ QUESTIONS = {
 def test_one_module_asks_what_a_path_is() -> None:
     asked: dict[tuple[str, str], set[str]] = {}
     for file in sorted((ROOT / "limba").rglob("*.py")):
-        place = str(file.relative_to(ROOT))
+        relative = str(file.relative_to(ROOT))
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                asked.setdefault((node.value.id, node.attr), set()).add(place)
+                asked.setdefault((node.value.id, node.attr), set()).add(relative)
             elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("limba.formats."):
                 for alias in node.names:
-                    asked.setdefault((node.module.rpartition(".")[2], alias.name), set()).add(place)
+                    asked.setdefault((node.module.rpartition(".")[2], alias.name), set()).add(relative)
     for question in QUESTIONS:
         assert asked.get(question) == {"limba/formats/open.py"}, question

@@ -33,7 +33,7 @@ def difference(logits: np.ndarray, expected: dict[str, np.ndarray]) -> float:
 
 def in_pytorch(folder: Path, expected: dict[str, np.ndarray]) -> list[str]:
     """Returns what is wrong, after a line of figures."""
-    model, about = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+    model, loading = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
     model.eval()
     inputs = torch.tensor(expected["encoder_input_tokens"], dtype=torch.long)
     mask = (inputs > 0).long()
@@ -48,7 +48,7 @@ def in_pytorch(folder: Path, expected: dict[str, np.ndarray]) -> list[str]:
     tokens = np.pad(tokens, ((0, 0), (0, length - tokens.shape[1])))
     figure = difference(logits, expected)
     print(f"  PyTorch: {type(model).__name__}, logits differ by {figure:.1e}")
-    wrong = [f"{kind}: {about[kind]}" for kind in ("missing_keys", "unexpected_keys") if about[kind]]
+    wrong = [f"{kind}: {loading[kind]}" for kind in ("missing_keys", "unexpected_keys") if loading[kind]]
     wrong += ["greedy text"] if (tokens != expected["tokens"]).any() else []
     return wrong + ([] if figure <= LIMIT else ["PyTorch's logits"])
 

@@ -74,9 +74,9 @@ def made(family: str, head: str) -> transformers.PreTrainedModel:
 
 
 def opened(folder: Path) -> transformers.PreTrainedModel:
-    about = transformers.AutoConfig.from_pretrained(folder)
-    kind = transformers.AutoModelForSeq2SeqLM if about.is_encoder_decoder else transformers.AutoModelForCausalLM
-    if about.model_type == "modernbert":
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    if config.model_type == "modernbert":
         kind = transformers.AutoModelForMaskedLM
     model, report = kind.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"], (folder, report)
@@ -145,15 +145,15 @@ def go_through(
 
     Returns the largest difference of its logits, and the new `lines` of the log when it was opened.
     """
-    found = {}
+    gaps = {}
     said = {}
     for folder in sorted(ours.iterdir()):
         lines.clear()
         model = opened(folder)
         said[folder.name] = list(lines)
-        found[folder.name] = float(np.abs(logits(model) - np.load(folder / "logits.npy")).max())
+        gaps[folder.name] = float(np.abs(logits(model) - np.load(folder / "logits.npy")).max())
         if folder.name.endswith("-own"):  # the tokenizer of the other is the same
             call_plainly(model, folder)
         keep(model, again / folder.name)
         keep(tuned(model), tuning / folder.name)
-    return found, said
+    return gaps, said

@@ -29,14 +29,14 @@ def main(directory: Path) -> None:
     lines = Kept()
     logging.getLogger("transformers").addHandler(lines)
     families.write(directory / "by_4")
-    found, said = families.go_through(
+    gaps, said = families.go_through(
         directory / "ours_4", directory / "again_by_4", directory / "tuned_by_4", lines.lines
     )
     for card in sorted(directory.glob("cards/*/README.md")):
         os.chdir(card.parent)
         exec(compile(families.code_of(card), str(card), "exec"), {})
     (directory / "in_old.json").write_text(
-        json.dumps({"version": transformers.__version__, "differences": found, "said": said})
+        json.dumps({"version": transformers.__version__, "differences": gaps, "said": said})
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes .venv-compat: transformers 4.57.6 and two packages it needs, to stand before those of .venv on the path."""
+"""Makes .venv-compat: transformers 4.57.6 and two packages it needs, to precede .venv's on the path."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Encoders, as Limba writes them, in transformers 4.57.6: outputs of padded rows, and the cards' code.
 
-It has no EuroBERT; what it has are ModernBERT's classes, and that of a T5's encoder.
+It has no EuroBERT; what it has are ModernBERT's classes, and the class of a T5's encoder.
 """
 
 import contextlib
@@ -58,38 +58,38 @@ for folder in sorted(Path(sys.argv[1]).glob("*/step_5")):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
-    """A folder for each shape, with rows of ids, padded, beside it, Limba's outputs, and those of 4.57.6."""
-    place = tmp_path_factory.mktemp("encoders")
+def shelf(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
+    """A folder for each shape, with rows of ids, padded, beside it, Limba's outputs, and 4.57.6's."""
+    shelf = tmp_path_factory.mktemp("encoders")
     ids = np.random.default_rng(0).integers(2, 800, (3, 40)).astype(np.int32)
     ids[0, 33:] = 0
     ids[2, 9:] = 0
     for name, shape in SHAPES.items():
         config = dataclasses.replace(shape, vocab_size=1024)
-        run = place / "runs" / name
+        run = shelf / "runs" / name
         params = unflatten(stack_layers(write_run(run, config)[5]))
         with contextlib.redirect_stdout(io.StringIO()):
             flags = [f"--vocabulary={vocabulary}", "--extra_ids=1", "--no_check"]
-            convert.run([str(run), str(place / name), *flags])
+            convert.run([str(run), str(shelf / name), *flags])
         batch = dict.fromkeys(("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens"), ids)
         ours = jax.jit(Network(config).apply)(params, batch)
-        np.savez(place / name / "ours.npz", ours=ours, real=ids > 0)
-        np.save(place / name / "step_5" / "ids.npy", ids)
+        np.savez(shelf / name / "ours.npz", ours=ours, real=ids > 0)
+        np.save(shelf / name / "step_5" / "ids.npy", ids)
     environment = overlay.environment()
-    script = [sys.executable, "-c", IN_OLD, str(place)]
+    script = [sys.executable, "-c", IN_OLD, str(shelf)]
     ended = subprocess.run(script, env=environment, cwd=overlay.ROOT, capture_output=True, text=True, check=False)
     assert not ended.returncode, ended.stderr[-3000:]
-    return place
+    return shelf
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_4_57_gives_our_outputs_of_padded_rows(name: str, place: Path) -> None:
-    found = np.load(place / name / "step_5" / "by_4.npy")
-    with np.load(place / name / "ours.npz") as arrays:
+def test_4_57_gives_our_outputs_of_padded_rows(name: str, shelf: Path) -> None:
+    outputs = np.load(shelf / name / "step_5" / "by_4.npy")
+    with np.load(shelf / name / "ours.npz") as arrays:
         ours = arrays["ours"]
         real = arrays["real"]
     assert np.abs(ours[real]).max() > 0.3
-    np.testing.assert_allclose(found[real], ours[real], atol=LIMIT * max(1, np.abs(ours[real]).max()), rtol=0)
-    card = (place / name / "step_5" / "README.md").read_text()
+    np.testing.assert_allclose(outputs[real], ours[real], atol=LIMIT * max(1, np.abs(ours[real]).max()), rtol=0)
+    card = (shelf / name / "step_5" / "README.md").read_text()
     assert "transformers 4.57 and 5" in " ".join(card.split()), card
-    assert "EuroBert" not in json.dumps(json.loads((place / name / "step_5" / "config.json").read_text()))
+    assert "EuroBert" not in json.dumps(json.loads((shelf / name / "step_5" / "config.json").read_text()))

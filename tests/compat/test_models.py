@@ -101,42 +101,42 @@ def lines():
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, vocabulary):
+def shelf(tmp_path_factory, vocabulary):
     """Folders of both versions, and ours, and each saved again or tuned by them."""
-    place = tmp_path_factory.mktemp("models")
-    families.write(place / "by_5", (*families.HEADS, "unscaled"))
-    write_ours(place / "ours_4", place / "by_5", vocabulary, 4)
-    write_ours(place / "ours_5", place / "by_5", vocabulary, 5)
+    shelf = tmp_path_factory.mktemp("models")
+    families.write(shelf / "by_5", (*families.HEADS, "unscaled"))
+    write_ours(shelf / "ours_4", shelf / "by_5", vocabulary, 4)
+    write_ours(shelf / "ours_5", shelf / "by_5", vocabulary, 5)
     for family in ("t5_1_1", "llama"):
-        config = huggingface.model_config(place / "by_5" / f"{family}-own")
-        write_run(place / "runs" / family, config)
+        config = huggingface.model_config(shelf / "by_5" / f"{family}-own")
+        write_run(shelf / "runs" / family, config)
         flags = ["--no_check", "--formats=pytorch", f"--vocabulary={vocabulary}"]
         flags += ["--extra_ids=0"] if family == "llama" else []
-        command.run(["export", str(place / "runs" / family), str(place / "out"), *flags])
-        shutil.copytree(place / "out" / "step_5", place / "cards" / family)
-        shutil.rmtree(place / "out")
-    return place
+        command.run(["export", str(shelf / "runs" / family), str(shelf / "out"), *flags])
+        shutil.copytree(shelf / "out" / "step_5", shelf / "cards" / family)
+        shutil.rmtree(shelf / "out")
+    return shelf
 
 
 @pytest.fixture(scope="module")
-def in_old(place):
+def in_old(shelf):
     """The report of transformers 4.57.6, which has written its folders beside ours; made by pip where it is absent."""
     try:
         environment = overlay.environment()
     except RuntimeError as error:
         pytest.fail(str(error))
-    script = [sys.executable, "-m", "tests.compat.in_old", str(place)]
+    script = [sys.executable, "-m", "tests.compat.in_old", str(shelf)]
     ended = subprocess.run(script, env=environment, cwd=overlay.ROOT, capture_output=True, text=True, check=False)
     assert not ended.returncode, ended.stderr[-3000:]
-    return json.loads((place / "in_old.json").read_text())
+    return json.loads((shelf / "in_old.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def in_new(place, in_old, lines):
+def in_new(shelf, in_old, lines):
     """What transformers 5 makes of ours: the differences of logits, and the lines of its log for each folder."""
-    for folder in sorted((place / "by_4").iterdir()):
-        families.keep(families.opened(folder), place / "by_4_again_by_5" / folder.name)
-    return families.go_through(place / "ours_5", place / "again_by_5", place / "tuned_by_5", lines)
+    for folder in sorted((shelf / "by_4").iterdir()):
+        families.keep(families.opened(folder), shelf / "by_4_again_by_5" / folder.name)
+    return families.go_through(shelf / "ours_5", shelf / "again_by_5", shelf / "tuned_by_5", lines)
 
 
 def test_4_57_computes_ours_and_says_nothing(in_old):
@@ -155,21 +155,21 @@ def test_5_computes_ours_and_says_at_most_what_it_says_of_each_such_t5(in_new):
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 @pytest.mark.parametrize("door", [loaded, read])
-def test_limba_computes_what_the_writer_does(family, door, place, in_old, in_new):
+def test_limba_computes_what_the_writer_does(family, door, shelf, in_old, in_new):
     """Saved by 4.57 and by 5 from scratch; ours, tuned there; and all of these opened and saved again."""
     kinds = ("by_4", "by_5", "tuned_by_4", "tuned_by_5")
     if door is read:
         kinds = ("ours_4", "ours_5", "by_4_again_by_5", "again_by_4", "again_by_5")
     for kind in kinds:
-        folders = sorted((place / kind).glob(f"{family}-*"))
+        folders = sorted((shelf / kind).glob(f"{family}-*"))
         assert {folder.name.partition("-")[2] for folder in folders} >= set(families.HEADS)
         for folder in folders:
             np.testing.assert_allclose(door(folder), np.load(folder / "logits.npy"), atol=LIMIT, err_msg=str(folder))
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_an_import_has_the_own_layer_of_a_folder_by_5(family, place, in_new, tmp_path):
-    folder = place / "again_by_5" / f"{family}-own"
+def test_an_import_has_the_own_layer_of_a_folder_by_5(family, shelf, in_new, tmp_path):
+    folder = shelf / "again_by_5" / f"{family}-own"
     import_folder(folder, tmp_path / "run")
     arrays = LimbaCheckpoint(tmp_path / "run" / "checkpoints" / "0")
     params = unflatten(stack_layers({name: arrays[name] for name in arrays}))
@@ -179,9 +179,9 @@ def test_an_import_has_the_own_layer_of_a_folder_by_5(family, place, in_new, tmp
     np.testing.assert_allclose(read(tmp_path / "out/step_0"), np.load(folder / "logits.npy"), atol=LIMIT)
 
 
-def test_the_code_of_a_card_runs_in_both(place, in_old, monkeypatch, capsys):
+def test_the_code_of_a_card_runs_in_both(shelf, in_old, monkeypatch, capsys):
     for family, tag in (("t5_1_1", None), ("llama", "text-generation")):
-        card = place / "cards" / family / "README.md"
+        card = shelf / "cards" / family / "README.md"
         monkeypatch.chdir(card.parent)
         exec(compile(families.code_of(card), str(card), "exec"), {})
         assert capsys.readouterr().out.strip()

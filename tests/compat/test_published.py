@@ -17,15 +17,15 @@ pytestmark = pytest.mark.night
 
 @pytest.fixture(scope="module")
 def by_4(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("by_4")
+    folder = tmp_path_factory.mktemp("by_4")
     try:
         environment = overlay.environment()
     except RuntimeError as error:
         pytest.fail(str(error))
-    script = [sys.executable, "-m", "tests.compat.published_in_old", str(place)]
+    script = [sys.executable, "-m", "tests.compat.published_in_old", str(folder)]
     ended = subprocess.run(script, env=environment, cwd=overlay.ROOT, capture_output=True, text=True, check=False)
     assert not ended.returncode, ended.stderr[-3000:]
-    return place
+    return folder
 
 
 @pytest.mark.parametrize(("kind", "style"), list(itertools.product(published.KINDS_OF_4, published.STYLES)))

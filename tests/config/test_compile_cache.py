@@ -54,8 +54,8 @@ def test_a_bucket_or_another_folder_is_used_only_where_it_is_named(tmp_path: Pat
     assert mode(tmp_path / "mine") == 0o700
     assert place(tmp_path, COMPILE_CACHE="off") == ("", "")
     assert place(tmp_path, COMPILE_CACHE="off", JAX_COMPILATION_CACHE_DIR="/own") == ("/own", "")
-    found, said = place(tmp_path, COMPILE_CACHE="s3://mine")
-    assert found == "" and "give a folder, gs://BUCKET/FOLDER or off" in said and said.count("\n") == 1
+    folder, said = place(tmp_path, COMPILE_CACHE="s3://mine")
+    assert folder == "" and "give a folder, gs://BUCKET/FOLDER or off" in said and said.count("\n") == 1
 
 
 def test_what_others_could_have_written_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,5 +89,5 @@ def test_a_named_bucket_keeps_programs_for_another_process() -> None:
 def test_a_home_that_cannot_be_written_needs_no_sentence(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     assert place(tmp_path / "home") == ("", "")
-    found, said = place(tmp_path, COMPILE_CACHE=f"{tmp_path}/home/x")
-    assert found == "" and "cannot be used" in said
+    folder, said = place(tmp_path, COMPILE_CACHE=f"{tmp_path}/home/x")
+    assert folder == "" and "cannot be used" in said

@@ -41,9 +41,9 @@ from limba.tools.preflight.compiled.topologies import of_devices, topologies, to
     ],
 )
 def test_names_as_people_write_them(written: str, name: str, devices: int, chips: int) -> None:
-    found = topology(written)
-    assert (found.name, found.devices, found.chips) == (name, devices, chips)
-    assert topology(name) == found
+    known = topology(written)
+    assert (known.name, known.devices, known.chips) == (name, devices, chips)
+    assert topology(name) == known
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_another_name_is_one_sentence(written: str, said: str) -> None:
     ],
 )
 def test_devices_that_jax_finds(kind: str, number: int, name: str) -> None:
-    found = of_devices(kind, number)
-    assert found is not None and found.name == name
+    known = of_devices(kind, number)
+    assert known is not None and known.name == name
 
 
 def test_what_jax_names_otherwise_is_no_chip() -> None:
@@ -124,10 +124,10 @@ def test_the_table_holds_together() -> None:
     assert {chip.name for chip in hardware.NVIDIA if not chip.has_bfloat16} >= {"t4", "v100", "rtx2080ti"}
     assert set(prices.PRICES) <= {chip.name for chip in hardware.CHIPS}
     assert set(nvidia.CARDS) <= set(names)
-    for each in topologies():
-        assert each.platform == "cpu" or each.chip is not None
-        if each.platform == "gpu":  # so that a price is that of the card
-            assert hardware.written(each.name) == (each.chip, each.devices)
+    for entry in topologies():
+        assert entry.platform == "cpu" or entry.chip is not None
+        if entry.platform == "gpu":  # so that it gets the card's price
+            assert hardware.written(entry.name) == (entry.chip, entry.devices)
 
 
 @pytest.mark.parametrize(

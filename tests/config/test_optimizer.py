@@ -56,7 +56,7 @@ def test_a_rules_own_field_is_given_by_the_function_that_is_named() -> None:
 def test_a_rule_takes_its_fields_and_refuses_those_of_others(name: str) -> None:
     rule = optimizer_config(name)
     assert type(rule) is RULES[name] and rule.name == name and optimizer_config(name, **vars_of(rule)) == rule
-    foreign = set(fields_of(OptimizerConfig)) - {each.name for each in dataclasses.fields(rule)}
+    foreign = set(fields_of(OptimizerConfig)) - {entry.name for entry in dataclasses.fields(rule)}
     assert own_fields(RULES[name]) and foreign
     for field in foreign:
         users = [other for other, kind in RULES.items() if field in own_fields(kind)]
@@ -147,15 +147,15 @@ def test_config_json_names_the_rules_that_there_are() -> None:
 
 @pytest.mark.usefixtures("_no_task_modules")
 def test_another_name_leaves_the_fields_of_a_run_s_own_optimizer_behind(tmp_path: Path) -> None:
-    """Those that config.gin lists; one that is given beside it has to be the new optimizer's."""
+    """The fields that config.gin lists; a field given beside it must be the new optimizer's."""
     lines = "include 'gin/demo.gin'\ninclude 'gin/recipes/fast.gin'\nMODEL_DIR = '/runs/a'\nLEARNING_RATE = 0.1\n"
     (tmp_path / "my.gin").write_text(lines)
-    own = read_run([str(tmp_path / "my.gin")]).text
-    assert "config.OptimizerConfig.muon_beta" in own
-    changed = read_own(own, "/runs/a/config.gin", ["config.OptimizerConfig.name=adamw"], ()).config.optimizer
+    own_text = read_run([str(tmp_path / "my.gin")]).text
+    assert "config.OptimizerConfig.muon_beta" in own_text
+    changed = read_own(own_text, "/runs/a/config.gin", ["config.OptimizerConfig.name=adamw"], ()).config.optimizer
     assert changed.name == "adamw" and not hasattr(changed, "muon_beta")
     with pytest.raises(InputError, match="momentum is a field of adafactor, and OptimizerConfig.name is 'muon'"):
-        read_own(own, "/runs/a/config.gin", ["config.OptimizerConfig.momentum=0.9"], ())
+        read_own(own_text, "/runs/a/config.gin", ["config.OptimizerConfig.momentum=0.9"], ())
 
 
 @pytest.mark.usefixtures("_no_task_modules")

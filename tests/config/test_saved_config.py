@@ -1,4 +1,4 @@
-"""Configurations as plain data: every one comes back the same, and a text that is none ends with a sentence."""
+"""Configurations as plain data: every one comes back the same, and any other text is refused in a sentence."""
 
 import dataclasses
 import json
@@ -138,8 +138,8 @@ def test_a_run_that_was_copied_finds_its_own_vocabulary(tmp_path: Path) -> None:
     there = moved(run, str(tmp_path))
     assert (there.model_dir, there.data.vocabulary) == (str(tmp_path), f"{tmp_path}/vocabulary.model")
     (tmp_path / "vocabulary.model").write_bytes(b"")
-    own = dataclasses.replace(run, data=dataclasses.replace(data, vocabulary="/shared/vocabulary.model"))
-    assert moved(own, str(tmp_path)).data.vocabulary == "/shared/vocabulary.model"
+    with_own = dataclasses.replace(run, data=dataclasses.replace(data, vocabulary="/shared/vocabulary.model"))
+    assert moved(with_own, str(tmp_path)).data.vocabulary == "/shared/vocabulary.model"
 
 
 def test_every_field_is_written() -> None:

@@ -1,4 +1,4 @@
-"""What is said while something long is done: a line that goes on a terminal, lines in a file, nothing if short."""
+"""Messages during long work: one passing line on a terminal, lines in a file, nothing if it is short."""
 
 import io
 import sys

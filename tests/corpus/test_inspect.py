@@ -1,4 +1,4 @@
-"""The inspection's figures are those of the text, and what is printed shows pieces, sentinels and what is lost."""
+"""The inspection's figures match the text, and what is printed shows pieces, sentinels and what is lost."""
 
 import io
 import re
@@ -20,33 +20,33 @@ def task_of(files, vocabulary, validation_percent=1.0):
     return TaskRecipe(None, None, str(files), "text", str(vocabulary), validation_percent)()
 
 
-def printed(found, num=1, **choices):
+def printed(inspection, num=1, **choices):
     output = io.StringIO()
-    show(found, rich.console.Console(file=output, width=100, soft_wrap=True, highlight=False, **choices), num)
+    show(inspection, rich.console.Console(file=output, width=100, soft_wrap=True, highlight=False, **choices), num)
     return output.getvalue()
 
 
 def test_figures_are_those_of_the_corpus(corpus, vocabulary):
     task = task_of(corpus, vocabulary)
-    found = inspect_task(task, "train", 128, EVERYTHING)
+    inspection = inspect_task(task, "train", 128, EVERYTHING)
     texts = list(task.source.texts("train"))
     loaded = task.output_features["targets"].vocabulary
     num_tokens = sum(len(loaded.encode(text)) for text in texts)
     num_bytes = sum(len(text.encode()) for text in texts)
-    shown = found.figures()
+    shown = inspection.figures()
     assert shown["sample"] == f"{len(texts):,} documents, {num_bytes:,} bytes, {num_tokens:,} tokens"
     assert shown["tokens per byte"].startswith(f"{num_tokens / num_bytes:.4f} ({num_bytes / num_tokens:.3f} bytes")
     assert shown["padding of inputs"] == "0.00% of 128"
     assert shown["padding of targets"].startswith("0.00% of ")
     assert shown["unknown pieces"] == "0.0000% of the tokens"
-    assert found.document_tokens.sum() == num_tokens
+    assert inspection.document_tokens.sum() == num_tokens
 
 
 def test_what_has_no_piece_is_named(tmp_path, vocabulary):
     path = tmp_path / "odd.txt"
     path.write_text("snowmen ☃☃☃ and a mark \u0301\n" * 30)
-    found = inspect_task(task_of(path, vocabulary), "train", 32, EVERYTHING)
-    letters = found.figures()["letters without a piece"]
+    inspection = inspect_task(task_of(path, vocabulary), "train", 32, EVERYTHING)
+    letters = inspection.figures()["letters without a piece"]
     assert letters.startswith("☃ U+2603 90")
     assert "U+0301 30" in letters
 
@@ -54,15 +54,15 @@ def test_what_has_no_piece_is_named(tmp_path, vocabulary):
 def test_short_examples_are_padding(tmp_path, vocabulary):
     path = tmp_path / "short.txt"
     path.write_text("a few words\n")
-    found = inspect_task(task_of(path, vocabulary, 0.0001), "train", 512, EVERYTHING)
-    (row,) = found.examples
-    assert found.padding("inputs") == pytest.approx(1 - len(row["inputs"]) / 512)
-    assert found.padding("inputs") > 0.95
+    inspection = inspect_task(task_of(path, vocabulary, 0.0001), "train", 512, EVERYTHING)
+    (row,) = inspection.examples
+    assert inspection.padding("inputs") == pytest.approx(1 - len(row["inputs"]) / 512)
+    assert inspection.padding("inputs") > 0.95
 
 
 def test_pieces_and_sentinels_are_shown(corpus, vocabulary):
-    found = inspect_task(task_of(corpus, vocabulary), "train", 64, 100_000)
-    plain = printed(found, num=2)
+    inspection = inspect_task(task_of(corpus, vocabulary), "train", 64, 100_000)
+    plain = printed(inspection, num=2)
     assert "\x1b" not in plain
     assert plain.count("document ") >= 2 and "example 2: inputs 64 of 64, targets " in plain
     pieces = re.search(r"^pieces (.*)$", plain, re.MULTILINE)[1]
@@ -73,18 +73,18 @@ def test_pieces_and_sentinels_are_shown(corpus, vocabulary):
     for row in (inputs, targets):
         assert row.index("<0>") < row.index("<1>") < row.index("<2>")
     assert targets.startswith("<0>") and targets.endswith("</s>")
-    coloured = printed(found, force_terminal=True, color_system="truecolor")
+    coloured = printed(inspection, force_terminal=True, color_system="truecolor")
     assert "\x1b[1;37;45m<0>" in coloured  # sentinels bold on magenta
     assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", coloured)
     assert "|" not in re.search("pieces (.*)", coloured)[1]
-    no_colour = printed(found, force_terminal=True, no_color=True)
+    no_colour = printed(inspection, force_terminal=True, no_color=True)
     assert not re.search(r"\x1b\[[0-9;]*(3\d|4\d|9\d|10\d)m", no_colour)
 
 
 def test_bytes_are_shown_as_letters(corpus):
-    found = inspect_task(task_of(corpus, "byte"), "train", 64, 100_000)
-    assert found.fertility.bytes_per_token == 1.0
-    plain = printed(found)
+    inspection = inspect_task(task_of(corpus, "byte"), "train", 64, 100_000)
+    assert inspection.fertility.bytes_per_token == 1.0
+    plain = printed(inspection)
     inputs = re.search(r"^inputs (.*)$", plain, re.MULTILINE)
     assert inputs is None or "<0>" in plain
 

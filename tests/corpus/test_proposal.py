@@ -1,4 +1,4 @@
-"""The proposals of `limba new`: sizes, passes, memory, hours, and what is said of them."""
+"""The proposals of `limba new`: sizes, passes, memory, hours, and the sentences about them."""
 
 import math
 
@@ -43,8 +43,8 @@ def check(plan: Plan, name: str, days: float, gigabytes: float) -> None:
     chips = topology(name)
     run = Proposer(Asked(text(gigabytes * 1e9), hardware(name), days, plan.kind), quarter).config_of(plan)
     planned = PlannedRun(run)
-    found = arithmetic.memory(planned, chips).total
-    assert found == pytest.approx(plan.memory.used) and found <= sizes.USED_MEMORY * limit_bytes(chips)
+    used = arithmetic.memory(planned, chips).total
+    assert used == pytest.approx(plan.memory.used) and used <= sizes.USED_MEMORY * limit_bytes(chips)
     assert planned.num_parameters == plan.parameters and planned.num_bytes == plan.memory.checkpoint
     seconds = arithmetic.seconds_per_step(planned, chips)
     assert seconds is not None and plan.hours == pytest.approx(speed.hours_of_run(plan.steps, seconds))
@@ -108,7 +108,7 @@ def test_every_choice_fits_and_says_what_it_is(megabytes: float, name: str, kind
         check(plan, name, 7, megabytes / 1_000)
         assert ("by heart" in plan.risk) == (plan.epochs > sizes.FREE_EPOCHS)
         assert ("fewer than the 20" in plan.risk) == (plan.ratio < sizes.BEST_RATIO)
-    assert ("umt5" in proposal.verdict) == (megabytes < 1_000 and kind == "t5")  # a T5 is none of the others
+    assert ("umt5" in proposal.verdict) == (megabytes < 1_000 and kind == "t5")  # only a T5 can continue from umT5
 
 
 def test_little_text_is_told_what_passes_are_worth_and_has_a_recipe() -> None:

@@ -39,12 +39,12 @@ def write(folder: Path, form: str) -> Path:
 def test_every_format_is_counted_whole(form: str, tmp_path: Path) -> None:
     path = write(tmp_path, form)
     seen = list[int]()
-    found = survey(str(path), progress=seen.append)
+    counts = survey(str(path), progress=seen.append)
     size = sum(len(text.encode()) for text in TEXTS)
-    assert (found.documents, found.bytes, found.files, found.is_whole) == (40, size, 1, True)
-    assert found.column == ("text" if form == "txt" else "innhold") and seen[-1] == size
-    assert found.columns == (() if form == "txt" else ("innhold",)) == text_columns(str(path))
-    assert found.letters == sum(map(len, TEXTS))
+    assert (counts.documents, counts.bytes, counts.files, counts.is_whole) == (40, size, 1, True)
+    assert counts.column == ("text" if form == "txt" else "innhold") and seen[-1] == size
+    assert counts.columns == (() if form == "txt" else ("innhold",)) == text_columns(str(path))
+    assert counts.letters == sum(map(len, TEXTS))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary.train import train_vocabulary
 
 FOLDER = Path(__file__).parents[1] / "golden/batches"
-HASHES, VOCABULARY = FOLDER / "hashes.json", FOLDER / "vocabulary.model"
+HASHES = FOLDER / "hashes.json"
+VOCABULARY = FOLDER / "vocabulary.model"
 MODULES = (
     "cc100",
     "demo",
@@ -107,9 +108,11 @@ def documents(seed: int, count: int) -> list[str]:
 
 def pairs(seed: int, count: int) -> list[dict[str, str]]:
     """Returns rows with the columns of all supervised tasks that ship."""
-    draw, rows = random.Random(seed), []
+    draw = random.Random(seed)
+    rows = []
     for number in range(count):
-        one, other = f"{number} {words(draw, 2 + int(12 * draw.random()))}", words(draw, 2 + int(6 * draw.random()))
+        one = f"{number} {words(draw, 2 + int(12 * draw.random()))}"
+        other = words(draw, 2 + int(6 * draw.random()))
         sides = (("text", "summary"), ("source", "target"), ("inputs", "targets"), ("en", "ms"))
         rows.append({name: text for side in sides for name, text in zip(side, (one, other), strict=True)})
         rows[-1]["label"] = ("da", "nu", "poate")[number % 3]
@@ -229,36 +232,41 @@ class Cases(dict[str, Case]):
 def _of_kinds(add: Callable[..., None]) -> None:
     # Every format of files, by 1, 4 and 16 shards, dealt evenly and in whole units.
     for form in (*FORMATS, *PREPARED):
-        own: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "data_files": f"CORPUS/{form}/*.{form}",
             "column": "tokens" if "tokens" in form else "text",
         }
         if form in PREPARED:
-            own = {"mixture_or_task_name": f"golden_{form}"}
+            fields = {"mixture_or_task_name": f"golden_{form}"}
         for shards in (1, 4, 16) if form in ("txt", "parquet", "array_record") else (1, 4):
-            add(f"{form}_{shards}_shards", {**own, "num_data_shards": shards}, resumes=2 * (shards == 4))
-        add(f"{form}_whole_units", own, is_dealt=False)
+            add(f"{form}_{shards}_shards", {**fields, "num_data_shards": shards}, resumes=2 * (shards == 4))
+        add(f"{form}_whole_units", fields, is_dealt=False)
     # Every task and mixture that ships.
     for name in SHIPPED:
         is_pair = name in ("en_ms_translation", "ms_en_translation", "en_ms_both", "en_ms_published", "summarization",
                            "translation", "classification", "text_to_text")  # fmt: skip
         is_text = not (is_pair or "diacritics" in name or "capitals" in name)
         files = {"data_files": "CORPUS/other_pairs.jsonl" if is_pair else "CORPUS/other.jsonl"}
-        own = {} if "bytes" in name or is_pair else {"vocabulary": "VOCABULARY"}
+        fields = {} if "bytes" in name or is_pair else {"vocabulary": "VOCABULARY"}
         more = {"task_feature_lengths": {"targets": 40}} if "causal_lm" in name else {}
-        own = {"mixture_or_task_name": name, **files, **own, **more}
-        add(f"task_{name}", own, SPANS if is_text else PAIR)
+        fields = {"mixture_or_task_name": name, **files, **fields, **more}
+        add(f"task_{name}", fields, SPANS if is_text else PAIR)
         for shards in (1, 4, 16):  # for many epochs
             long = {"batches": 200, "resumes": 150, "together": 50}
-            add(f"long_{name}_{shards}_shards", {**own, "num_data_shards": shards}, SPANS if is_text else PAIR, **long)
+            add(
+                f"long_{name}_{shards}_shards",
+                {**fields, "num_data_shards": shards},
+                SPANS if is_text else PAIR,
+                **long,
+            )
     # Every objective, with pieces and bytes, padded and packed; what decoder-only models learn.
-    for name, each in OBJECTIVES.items():
-        lengths = {"task_feature_lengths": {"inputs": 48} if each.has_inputs else {"targets": 48}}
+    for name, objective in OBJECTIVES.items():
+        lengths = {"task_feature_lengths": {"inputs": 48} if objective.has_inputs else {"targets": 48}}
         for vocabulary, pack in itertools.product(("VOCABULARY", "byte"), (False, True)):
             choices = {"objective": name, "data_files": "CORPUS/other.jsonl", "vocabulary": vocabulary, "pack": pack}
             kind = f"{'byte' if vocabulary == 'byte' else 'pieces'}{'_packed' if pack else ''}"
             add(f"objective_{name}_{kind}", {**choices, **lengths})
-            if each.for_decoder and each.has_inputs:
+            if objective.for_decoder and objective.has_inputs:
                 add(f"decoder_{name}_{kind}", {**choices, "task_feature_lengths": {"targets": 48}})
     add("spans_denser", {**OTHER, "noise_density": 0.3, "mean_noise_span_length": 5.0})
     add("pairs_packed", {**PAIRS, "pack": True, "prefix": "say: "}, PAIR, resumes=2)
@@ -325,11 +333,11 @@ def config_of(case: Case, folder: Path) -> DataConfig:
 
 def digest(*parts: Mapping[str, np.ndarray]) -> str:
     """Returns 12 letters for the names, shapes, dtypes and bytes of arrays."""
-    found = hashlib.blake2b(digest_size=6)
+    hasher = hashlib.blake2b(digest_size=6)
     for part in parts:
         for name, values in sorted(part.items()):
-            found.update(f"{name} {values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes())
-    return found.hexdigest()
+            hasher.update(f"{name} {values.dtype} {values.shape}".encode() + np.ascontiguousarray(values).tobytes())
+    return hasher.hexdigest()
 
 
 def digest_of_rows(rows: Mapping[int, Mapping[str, np.ndarray]], config: DataConfig) -> str:
@@ -342,18 +350,19 @@ def digest_of_rows(rows: Mapping[int, Mapping[str, np.ndarray]], config: DataCon
 def streams_of(case: Case, config: DataConfig, positions: Mapping[int, Any] | None = None) -> Iterator[list[Any]]:
     """Opens the stream of each host, as a run does: at its beginning, or at the positions after `resumes` batches."""
     first = resolve_task(config.of_stages[0])
-    lengths, stages = derive_lengths(first, config.task_feature_lengths), []
-    for begins, own in config.of_stages.items():
+    lengths = derive_lengths(first, config.task_feature_lengths)
+    stages = []
+    for begins, of_stage in config.of_stages.items():
         task = task_of_stage(begins, first, lengths, config) if begins else first
-        wants_epochs = own.num_epochs is not None
-        deal = deal_of(task, lengths, own, wants_epochs) if case.is_dealt else WHOLE_UNITS
-        stages.append(Stage(begins, task, own, deal))
+        wants_epochs = of_stage.num_epochs is not None
+        deal = deal_of(task, lengths, of_stage, wants_epochs) if case.is_dealt else WHOLE_UNITS
+        stages.append(Stage(begins, task, of_stage, deal))
     with contextlib.ExitStack() as stack:
         hosts = case.shards or [range(config.num_data_shards or 0)]
-        found = [stack.enter_context(contextlib.closing(open_stages(stages, lengths, shards))) for shards in hosts]
-        for stream in found:
+        streams = [stack.enter_context(contextlib.closing(open_stages(stages, lengths, shards))) for shards in hosts]
+        for stream in streams:
             stream.begin(case.resumes if positions else 0, positions)
-        yield found
+        yield streams
 
 
 def together(digests: Sequence[str], count: int) -> list[str]:
@@ -371,9 +380,11 @@ def batches_of(hosts: Sequence[Any], count: int) -> Iterator[dict[int, dict[str,
         parts = [next(stream, None) for stream in hosts]
         if all(part is None for part in parts):
             return
-        given = zip(hosts, parts, strict=True)
+        host_parts = zip(hosts, parts, strict=True)
         yield {
-            shard: rows for stream, part in given for shard, rows in (stream.empty() if part is None else part).items()
+            shard: rows
+            for stream, part in host_parts
+            for shard, rows in (stream.empty() if part is None else part).items()
         }
 
 
@@ -383,27 +394,29 @@ def positions_of(hosts: Sequence[Any]) -> dict[int, Any]:
 
 def hashes_of(case: Case, folder: Path) -> tuple[Hashes, dict[int, Any]]:
     """Returns what is recorded of a case, and its data positions after `resumes` batches."""
-    config, positions, found = config_of(case, folder), {}, list[str]()
+    config = config_of(case, folder)
+    positions = {}
+    digests = list[str]()
     with streams_of(case, config) as hosts:
         for number, rows in enumerate(batches_of(hosts, case.batches), 1):
-            found.append(digest_of_rows(rows, config))
+            digests.append(digest_of_rows(rows, config))
             if number == case.resumes:
                 positions = positions_of(hosts)
-        about: Hashes = {"batches": together(found, case.together)}
+        facts: Hashes = {"batches": together(digests, case.together)}
         tokens = hosts[0].tokens()
         if tokens and case.is_dealt:
-            about["tokens"] = tokens
+            facts["tokens"] = tokens
         if skipped := [unit.rpartition("/")[2] for stream in hosts for unit, _ in stream.skipped()]:
-            about["skipped"] = sorted(skipped)
-    return about, positions
+            facts["skipped"] = sorted(skipped)
+    return facts, positions
 
 
 def resumed(case: Case, folder: Path, positions: Mapping[int, Any]) -> list[str]:
     """Returns the digests of the batches after the positions."""
     config = config_of(case, folder)
     with streams_of(case, config, positions) as hosts:
-        found = [digest_of_rows(rows, config) for rows in batches_of(hosts, case.batches - case.resumes)]
-        return together(found, case.together)
+        digests = [digest_of_rows(rows, config) for rows in batches_of(hosts, case.batches - case.resumes)]
+        return together(digests, case.together)
 
 
 def evaluated(case: Case, folder: Path) -> list[str]:
@@ -411,21 +424,21 @@ def evaluated(case: Case, folder: Path) -> list[str]:
     config = config_of(case, folder)
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
-    found = [digest(batch) for batch in validation_batches(task, lengths, config, 4)]
+    digests = [digest(batch) for batch in validation_batches(task, lengths, config, 4)]
     for part in filter(is_supervised, parts_of(task)):
         for example in validation_examples(part, lengths, config, 4):
             texts = {
                 name: np.frombuffer(value, np.uint8) for name, value in example.items() if isinstance(value, bytes)
             }
-            found.append(digest({**example, **texts}))
-    return found
+            digests.append(digest({**example, **texts}))
+    return digests
 
 
 def main() -> None:
     """Records what is not recorded yet."""
     recorded = json.loads(HASHES.read_text()) if HASHES.exists() else {}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         write_corpora(folder)
         if not VOCABULARY.exists():
             train_vocabulary(documents(99, 400), 400, str(VOCABULARY), normalization="identity")

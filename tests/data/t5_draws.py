@@ -1,4 +1,4 @@
-"""TensorFlow's random numbers as t5's preprocessors draw them, in the place of those of `limba.data.draws`."""
+"""TensorFlow's random numbers as t5's preprocessors draw them, instead of the numbers in `limba.data.draws`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -23,7 +23,8 @@ class WordsOfSeeds(Words):
     """The words of rows from the seeds that t5 gives to each row's noise and text, int64 [2, 2] for each row."""
 
     def __init__(self, seeds: Iterator[np.ndarray], noise_density: float):
-        self._seeds, self._noise_density = seeds, noise_density
+        self._seeds = seeds
+        self._noise_density = noise_density
 
     def keys(self, *shape: int) -> np.ndarray:
         num_rows, count = shape
@@ -35,7 +36,7 @@ class WordsOfSeeds(Words):
                 tf.random.stateless_uniform([size], seed).numpy()
                 for size, seed in zip(counts, next(self._seeds), strict=True)
             ]
-            rows.append(np.concatenate([keys_in_order_of(each) for each in drawn]))
+            rows.append(np.concatenate([keys_in_order_of(words) for words in drawn]))
         return np.array(rows, np.uint32).reshape(shape)
 
 

@@ -15,16 +15,17 @@ CORE = ("txt_4_shards", "pairs_packed", "array_record_whole_units", "stages", "t
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory):
-    place = tmp_path_factory.mktemp("batches")
-    batches.write_corpora(place)
-    with batches.registered(place):
-        yield place
+    directory = tmp_path_factory.mktemp("batches")
+    batches.write_corpora(directory)
+    with batches.registered(directory):
+        yield directory
 
 
 def check(name: str, folder: Path) -> None:
-    case, recorded = CASES[name], RECORDED[name]
-    found, positions = batches.hashes_of(case, folder)
-    assert found == {kind: value for kind, value in recorded.items() if kind != "validation"}
+    case = CASES[name]
+    recorded = RECORDED[name]
+    hashes, positions = batches.hashes_of(case, folder)
+    assert hashes == {kind: value for kind, value in recorded.items() if kind != "validation"}
     rest = recorded["batches"][case.resumes // case.together :]
     if case.resumes:
         assert batches.resumed(case, folder, positions) == rest

@@ -77,7 +77,8 @@ def test_elements_are_read_again_and_at_two_places(kind: Spec) -> None:
 
     expected = plain({"text": value} for value in values)
     assert plain(dataset.as_numpy_iterator()) == expected
-    first, second = dataset.as_numpy_iterator(), dataset.skip(100).as_numpy_iterator()
+    first = dataset.as_numpy_iterator()
+    second = dataset.skip(100).as_numpy_iterator()
     pairs = [(next(first), next(second)) for _ in range(50)]
     assert plain(one for one, _ in pairs) == expected[:50] and plain(other for _, other in pairs) == expected[100:]
 
@@ -192,7 +193,7 @@ def test_our_encoder_gives_what_seqio_s_tokenization_gives(
 ) -> None:
     calls = []
     ids_of = tokens._ids_of
-    monkeypatch.setattr(tokens, "_ids_of", lambda *given: calls.append(1) or ids_of(*given))
+    monkeypatch.setattr(tokens, "_ids_of", lambda *arguments: calls.append(1) or ids_of(*arguments))
     texts = [text.encode() for text in DOCUMENTS] + [b"\xff\xfecut \xc8"]
     examples = {
         "inputs": texts[::-1],
@@ -204,14 +205,14 @@ def test_our_encoder_gives_what_seqio_s_tokenization_gives(
     pieces = vocabulary_as_seqio(load_vocabulary(str(vocabulary)))
     features = {"inputs": seqio.Feature(pieces, add_eos=False), "targets": seqio.Feature(pieces)}
     expected = step(dataset, output_features=features)
-    found = tokens.by_our_encoder(step)(dataset, output_features=features)
-    assert found.element_spec == expected.element_spec and int(found.cardinality()) == len(texts)
-    assert_same_examples(found.as_numpy_iterator(), expected.as_numpy_iterator())
+    ours = tokens.by_our_encoder(step)(dataset, output_features=features)
+    assert ours.element_spec == expected.element_spec and int(ours.cardinality()) == len(texts)
+    assert_same_examples(ours.as_numpy_iterator(), expected.as_numpy_iterator())
     assert len(calls) == 2 * -(-len(texts) // tokens.DOCUMENTS_A_BLOCK)
 
 
-def assert_same_examples(found: Iterable, expected: Iterable) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_same_examples(ours: Iterable, expected: Iterable) -> None:
+    for one, other in zip(ours, expected, strict=True):
         assert one.keys() == other.keys()
         for name, value in one.items():
             assert np.asarray(value).dtype == np.asarray(other[name]).dtype
@@ -219,7 +220,7 @@ def assert_same_examples(found: Iterable, expected: Iterable) -> None:
 
 
 def test_what_our_encoder_cannot_do_is_left_to_seqio(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents of several lengths, several texts in one, bytes, and vocabularies that are none of ours."""
+    """Documents of several lengths, several texts in one, bytes, and vocabularies that are not ours."""
     monkeypatch.setattr(tokens, "_ids_of", None)  # no call of it succeeds
     pieces = vocabulary_as_seqio(load_vocabulary(str(vocabulary)))
     words = ["one", "two words"]
@@ -233,9 +234,9 @@ def test_what_our_encoder_cannot_do_is_left_to_seqio(vocabulary: Path, monkeypat
     for vocabulary_of_case, dataset in cases:
         features = {"targets": seqio.Feature(vocabulary_of_case)}
         step = seqio.preprocessors.tokenize
-        found = list(tokens.by_our_encoder(step)(dataset, features))
+        ours = list(tokens.by_our_encoder(step)(dataset, features))
         expected = list(step(dataset, features))
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(ours, expected, strict=True):
             assert all(tf.reduce_all(one[name] == other[name]) for name in other)
 
 
@@ -260,8 +261,8 @@ def test_a_document_that_fails_and_is_ignored_takes_no_other_along(tmp_path: Pat
 
     steps = [failing, seqio.preprocessors.tokenize, lambda dataset: dataset.ignore_errors()]
     task = _of_texts(tmp_path, vocabulary, *steps)
-    found = [example["targets_pretokenized"].split()[0] for example in _rows_of(task, 1)]
-    assert found == [b"%d" % number for number in range(NUM_TEXTS) if number % 10 != 7]
+    numbers = [example["targets_pretokenized"].split()[0] for example in _rows_of(task, 1)]
+    assert numbers == [b"%d" % number for number in range(NUM_TEXTS) if number % 10 != 7]
 
 
 def test_the_shards_of_files_share_one_graph(tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def tokens(count: int = 400) -> Elements:
     """Vectors of 1 to 19 tokens, each of which is the number of its document."""
     random = np.random.RandomState(1)
     made = [np.full(random.randint(1, 20), n + 1, np.int32) for n in range(count)]
-    return Named([{"targets": each, "name": str(n).encode()} for n, each in enumerate(made)],
+    return Named([{"targets": vector, "name": str(n).encode()} for n, vector in enumerate(made)],
                  {"targets": TOKENS, "name": TEXT})  # fmt: skip
 
 
@@ -76,7 +76,9 @@ def halves(tokens: np.ndarray, ends: Any, number: int) -> list[tuple[dict[str, n
 CASES: dict[str, Callable[[], Dataset]] = {
     "flat_map": lambda: tokens().flat_map(lambda element, number: [element] * (number % 4)),
     "batch": lambda: tokens().batch(3),
-    "map_groups": lambda: tokens().map_groups(7, lambda group, number: [{**each, "group": number} for each in group]),
+    "map_groups": lambda: tokens().map_groups(
+        7, lambda group, number: [{**element, "group": number} for element in group]
+    ),
     "blocks": lambda: tokens().blocks(37),
     "cut": lambda: tokens().blocks(37).cut(halves, {"targets": TOKENS}),
     "shuffle": lambda: tokens().shuffle(16, Draws(9)),
@@ -96,7 +98,7 @@ CASES: dict[str, Callable[[], Dataset]] = {
 
 def plain(item: Item) -> Any:
     """What is read: the value, and beyond TensorFlow, where they are known about, the documents."""
-    as_list = lambda each: each.tolist() if hasattr(each, "tolist") else str(each)
+    as_list = lambda value: value.tolist() if hasattr(value, "tolist") else str(value)
     return json.loads(json.dumps([item.value, item.documents], default=as_list))
 
 
@@ -124,8 +126,8 @@ def test_a_packed_row_is_given_when_its_first_example_is_old(monkeypatch: pytest
     numbers = [row for row, item in enumerate(rows) if item.value["targets"][0] == 1]
     assert numbers == [5]  # 15 rows of two examples each are full by then, and 5 were given
     assert all(item.place["given"] - item.place["first"] <= 40 for item in rows)
-    found = np.concatenate([item.value["targets"] for item in rows])
-    assert sorted(found[found > 0]) == sorted(np.concatenate([each["targets"] for each in made]))
+    packed_tokens = np.concatenate([item.value["targets"] for item in rows])
+    assert sorted(packed_tokens[packed_tokens > 0]) == sorted(np.concatenate([example["targets"] for example in made]))
 
 
 @pytest.mark.core
@@ -150,7 +152,7 @@ def test_a_packed_row_that_goes_for_its_age_as_another_one_is_full(monkeypatch: 
     ages = [item.place["given"] for item in items]
     assert any(one == other < len(made) for one, other in itertools.pairwise(ages))  # two rows of one example
     for number, item in enumerate(items):
-        assert [plain(each) for each in rows_from(item.place)] == whole[number + 1 :], number
+        assert [plain(row) for row in rows_from(item.place)] == whole[number + 1 :], number
 
 
 @pytest.mark.core
@@ -193,17 +195,17 @@ def test_documents_are_those_whose_bytes_a_row_has(
 @pytest.mark.core
 @pytest.mark.parametrize(("size", "count"), [(1, 9), (7, 3), (7, 100), (50, 400), (50, 403)])
 def test_a_shuffle_gives_windows_in_random_order(size: int, count: int) -> None:
-    """Each element once, those of a window before those of the next one, and other orders in other windows."""
+    """Each element once, a window's before the next window's, and other orders in other windows."""
     elements = [{"n": n} for n in range(count)]
-    found = [element["n"] for element in Elements(elements, {}).shuffle(size, Draws(3))]
-    windows = [found[start : start + size] for start in range(0, count, size)]
+    order = [element["n"] for element in Elements(elements, {}).shuffle(size, Draws(3))]
+    windows = [order[start : start + size] for start in range(0, count, size)]
     assert [sorted(window) for window in windows] == [
         list(range(start, min(start + size, count))) for start in range(0, count, size)
     ]
     if size == 50:
         orders = {tuple(number % size for number in window) for window in windows}
         assert len(orders) == len(windows) and windows[0] != sorted(windows[0])
-        assert found != [element["n"] for element in Elements(elements, {}).shuffle(size, Draws(4))]
+        assert order != [element["n"] for element in Elements(elements, {}).shuffle(size, Draws(4))]
 
 
 @pytest.mark.core
@@ -218,9 +220,36 @@ def test_a_shuffle_reads_a_window_and_then_one_element_for_each() -> None:
 
 
 @pytest.mark.core
+def test_documents_that_are_tokenized_at_once_give_the_same_vectors_and_places() -> None:
+    calls: list[int] = []
+
+    def tokenize(documents: list[dict[str, bytes]]) -> list[np.ndarray]:
+        calls.append(len(documents))
+        return [np.frombuffer(document["text"], np.uint8).astype(np.int32) for document in documents]
+
+    def vectors(tokens_at_once: int) -> Dataset:
+        documents = texts(200)  # of 30 tokens each, about
+        documents.tokens_at_once = tokens_at_once
+        return documents.tokens(tokenize, 4)
+
+    whole = list(vectors(0).read())
+    assert calls == [4] * 50
+    calls.clear()
+    at_once = list(vectors(1_000).read())
+    # Twice as many until they are half of the tokens that are wanted, and fewer after a call that makes more.
+    assert calls[:4] == [4, 8, 16, 32] and max(calls) == 32 and sum(calls) == 200
+    assert [plain(item) for item in at_once] == [plain(item) for item in whole]
+    assert [item.place for item in at_once] == [item.place for item in whole]
+    for number in (0, 1, 4, 30):
+        following = [plain(item) for item in vectors(1_000).read(at_once[number].place)]
+        assert following == [plain(item) for item in whole[number + 1 :]]
+
+
+@pytest.mark.core
 def test_a_mixture_gives_all_of_its_parts() -> None:
     """As many of each as it has, in order; its choices are by the rates as long as none has ended."""
-    sizes, rates = (3, 0, 4000, 800), (0.4, 0.1, 0.3, 0.2)
+    sizes = (3, 0, 4000, 800)
+    rates = (0.4, 0.1, 0.3, 0.2)
     parts = [Elements([(number, n) for n in range(size)], {}) for number, size in enumerate(sizes)]
     items = list(Mixed(parts, rates, Draws(11)).read())
     for number, size in enumerate(sizes):
@@ -248,9 +277,9 @@ def test_a_position_that_tensorflow_cannot_read_is_read_again(monkeypatch: pytes
     files = place_of_tensorflow(place)["kept"]["files"]
     for name in files:
         files[name] = files[name][:12]
-    found = [plain(item)[0] for item in itertools.islice(of_tensorflow().read(place), 9)]
+    values = [plain(item)[0] for item in itertools.islice(of_tensorflow().read(place), 9)]
     assert "is read again" in caplog.text
-    assert found == [plain(item)[0] for item in items[50:59]]
+    assert values == [plain(item)[0] for item in items[50:59]]
 
 
 def place_of_tensorflow(place: Any) -> Any:

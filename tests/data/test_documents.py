@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gzip
 import itertools
 import json
 from collections.abc import Sequence
@@ -37,20 +38,21 @@ from tests.data.text_files import write
 # Each poisoned document consists of a byte of its own, so that each of its tokens says where it is from.
 POISONS = [byte for byte in range(1, 32) if byte not in b"\t\n\v\f\r\x1c\x1d\x1e\x1f"]
 BATCHES = (1, 2, 3, 7, 12)  # with documents read ahead, several epochs, and one in the middle of a fetch
-NUM_SHARDS, ROWS = 2, 4
+NUM_SHARDS = 2
+ROWS = 4
 
 
 def texts(seed: int = 0, count: int = 120) -> list[str]:
     """Documents of 1 to 30 words; seven are poisoned, each with its own of the bytes of this seed."""
     random = np.random.RandomState(seed)
-    found = []
+    documents = []
     for number in range(count):
         words = ["w" * random.randint(1, 9) for _ in range(random.randint(1, 30))]
-        found.append(" ".join([f"{seed}-{number}", *words]))
-    for place, byte in enumerate(POISONS[7 * (seed % 3) : 7 * (seed % 3) + 7]):
-        number = (place * count // 7) + 3
-        found[number] = chr(byte) * len(found[number])
-    return found
+        documents.append(" ".join([f"{seed}-{number}", *words]))
+    for index, byte in enumerate(POISONS[7 * (seed % 3) : 7 * (seed % 3) + 7]):
+        number = (index * count // 7) + 3
+        documents[number] = chr(byte) * len(documents[number])
+    return documents
 
 
 def poisons_in(text: str) -> set[int]:
@@ -76,33 +78,39 @@ def check(config: DataConfig, batches: tuple[int, ...] = BATCHES, is_exact: bool
     """Compares each row's poisoned tokens with its documents; returns all documents found."""
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
-    found, seen = [], []
+    all_named = []
+    seen = []
     with contextlib.closing(open_stream(task, lengths, config, range(NUM_SHARDS))) as stream:
         for batch in range(1, max(batches) + 1):
-            rows, documents = next(stream), stream.documents()
+            rows = next(stream)
+            documents = stream.documents()
             if batch not in batches:
                 continue
             for shard, row in itertools.product(range(NUM_SHARDS), range(ROWS)):
                 named = documents.of_row(shard, row)
                 tokens = np.concatenate([rows[shard][name][row] for name in lengths])
                 held = {byte for byte in POISONS if byte + 3 in tokens}
-                poisons = {byte for each in named for byte in poisons_in(each.text)}
-                assert named and all(each.is_exact == is_exact for each in named)
+                poisons = {byte for document in named for byte in poisons_in(document.text)}
+                assert named and all(document.is_exact == is_exact for document in named)
                 if tokens[0] == 1:  # the row begins with the end of a text, whose document is named as well
                     poisons &= held | poisons_in(named[0].text)
                     held |= poisons_in(named[0].text)
                 assert poisons == held if is_exact else poisons >= held, (batch, shard, row)
-                found += named
+                all_named += named
                 seen.append(bool(held))
     assert len(set(seen)) == 2, seen  # the test can fail either way
-    return found
+    return all_named
 
 
-def check_texts(found: list[NamedDocument], paths: list[Path]) -> None:
+def check_texts(documents: list[NamedDocument], paths: list[Path]) -> None:
     """A document's row in its file is its text."""
     lines = {line for path in paths for line in path.read_text().splitlines()}
-    assert {each.text for each in found} <= lines
-    assert len({(each.unit, each.row) for each in found}) == len({each.text for each in found}) > 10
+    assert {document.text for document in documents} <= lines
+    assert (
+        len({(document.unit, document.row) for document in documents})
+        == len({document.text for document in documents})
+        > 10
+    )
 
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -147,9 +155,9 @@ def test_pairs_packed_or_one_a_row(pack: bool, tmp_path: Path) -> None:
     source = FileSource(str(pairs(tmp_path / "pairs.jsonl")), {"inputs": "en", "targets": "ro"}, 0.0)
     task = register("poisoned_pairs", source, _prefixed, *SUPERVISED)
     lengths = {"inputs": 400 if pack else 120, "targets": 40}
-    found = check(config_of(task, task_feature_lengths=lengths, vocabulary=None, pack=pack))
-    assert all("\t" in each.text and each.unit.startswith(str(tmp_path)) for each in found)
-    assert all(texts(1, 90)[each.row] == each.text.partition("\t")[0] for each in found)
+    documents = check(config_of(task, task_feature_lengths=lengths, vocabulary=None, pack=pack))
+    assert all("\t" in document.text and document.unit.startswith(str(tmp_path)) for document in documents)
+    assert all(texts(1, 90)[document.row] == document.text.partition("\t")[0] for document in documents)
 
 
 def test_preprocessors_of_seqio_that_are_run_here_are_exact(tmp_path: Path) -> None:
@@ -189,11 +197,11 @@ def test_mixtures_and_array_records(tmp_path: Path) -> None:
     for name, source in (("poisoned_a", records), ("poisoned_b", lines)):
         register(name, source, tokenize_documents, span_corruption)
     seqio.MixtureRegistry.add("poisoned_mixture", [("poisoned_a", 2.0), ("poisoned_b", 1.0)])
-    found = check(config_of("poisoned_mixture", vocabulary=None))
-    assert {each.source for each in found} == {"poisoned_a", "poisoned_b"}
-    assert {Path(each.unit).name for each in found} == {"a.array_record", "b.jsonl.gz"}
-    for each in found:
-        assert texts(3 if each.source == "poisoned_a" else 4)[each.row] == each.text
+    documents = check(config_of("poisoned_mixture", vocabulary=None))
+    assert {document.source for document in documents} == {"poisoned_a", "poisoned_b"}
+    assert {Path(document.unit).name for document in documents} == {"a.array_record", "b.jsonl.gz"}
+    for document in documents:
+        assert texts(3 if document.source == "poisoned_a" else 4)[document.row] == document.text
 
 
 def test_a_long_document_is_named_once_with_the_pieces_that_were_read(tmp_path: Path, monkeypatch) -> None:
@@ -206,9 +214,9 @@ def test_a_long_document_is_named_once_with_the_pieces_that_were_read(tmp_path: 
     task = register(
         "poisoned_long", FileSource(str(tmp_path / "a.txt"), "text", 0.0), tokenize_documents, span_corruption
     )
-    found = check(config_of(task, vocabulary=None))
-    assert all(each.text in long[each.row] and len(each.text) < 300 for each in found)
-    assert max(len(each.text) for each in found) > 60  # several pieces
+    documents = check(config_of(task, vocabulary=None))
+    assert all(document.text in long[document.row] and len(document.text) < 300 for document in documents)
+    assert max(len(document.text) for document in documents) > 60  # several pieces
 
 
 def _unknown(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -223,8 +231,29 @@ def test_a_preprocessor_of_ones_own_gives_candidates(tmp_path: Path) -> None:
     task = register(
         "own", FileSource(str(tmp_path / "a.txt"), "text", 0.0), _unknown, tokenize_documents, span_corruption
     )
-    found = check(config_of(task, vocabulary=None), (1, 2, 60), is_exact=False)
-    assert len({each.text for each in found}) < 1000  # those near the batch, not the corpus
+    documents = check(config_of(task, vocabulary=None), (1, 2, 60), is_exact=False)
+    assert len({document.text for document in documents}) < 1000  # those near the batch, not the corpus
+
+
+def test_a_document_far_inside_a_file_is_named_only_without_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard has a limit, since the run waits for it."""
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 4_096)
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write(f"{'word ' * 100}\n" * 200)
+    config = config_of("demo_span_corruption", data_files=str(tmp_path / "a.txt.gz"), shuffle=False)
+    task = resolve_task(config)
+    lengths = derive_lengths(task, config.task_feature_lengths)
+    last_chunk = 0
+    with contextlib.closing(open_stream(task, lengths, config, [1])) as stream:
+        while last_chunk < 2:
+            next(stream)
+            documents = stream.documents()
+            last_chunk = max(document.chunk for document in documents.by_shard[1][0])
+    assert documents.of_row(1, 0, most_chunks=2) == documents.of_row(1, 0)
+    with pytest.raises(InputError, match=r"one of them lies behind 0 MB of \S+/a.txt.gz, which is read from its"):
+        documents.of_row(1, 0, most_chunks=1)
 
 
 def test_readers_and_hosts_and_a_resumed_stream_name_the_same_documents(tmp_path: Path) -> None:
@@ -257,7 +286,7 @@ def test_readers_and_hosts_and_a_resumed_stream_name_the_same_documents(tmp_path
 
 
 def _by_number(value: dict[str, Any]) -> dict[Any, Any]:
-    return {int(name) if name in ("0", "1") else name: each for name, each in value.items()}
+    return {int(name) if name in ("0", "1") else name: entry for name, entry in value.items()}
 
 
 @pytest.mark.parametrize("objective", [None, "whole_word_span_corruption"])
@@ -266,10 +295,12 @@ def test_documents_tokenized_beforehand_with_sentencepiece(
 ) -> None:
     pieces = load_vocabulary(str(vocabulary), 100)
     lines = [json.loads(line)["text"][:600] for line in corpus.read_text().splitlines()[:160]]
-    poisons = {number: 400 + place for place, number in enumerate(range(5, 160, 3))}  # document -> its only piece
-    ids = [[each for each in pieces.encode(line) if not 400 <= each < 400 + len(poisons)] for line in lines]
-    ids = [[poisons[number]] * len(each) if number in poisons else each for number, each in enumerate(ids)]
-    table = pyarrow.table({"tokens": [np.array(each, "<i4").tobytes() for each in ids]})
+    poisons = {number: 400 + index for index, number in enumerate(range(5, 160, 3))}  # document -> its only piece
+    ids = [[number for number in pieces.encode(line) if not 400 <= number < 400 + len(poisons)] for line in lines]
+    ids = [
+        [poisons[number]] * len(piece_ids) if number in poisons else piece_ids for number, piece_ids in enumerate(ids)
+    ]
+    table = pyarrow.table({"tokens": [np.array(piece_ids, "<i4").tobytes() for piece_ids in ids]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=40)
     choices = {"data_files": str(tmp_path / "a.parquet"), "column": "tokens", "vocabulary": str(vocabulary)}
     config = config_of("demo_span_corruption", **choices, objective=objective)
@@ -279,11 +310,12 @@ def test_documents_tokenized_beforehand_with_sentencepiece(
     by_row = []
     with contextlib.closing(open_stream(task, lengths, config, [1])) as stream:
         for _ in range(40):
-            rows, documents = next(stream)[1], stream.documents()
+            rows = next(stream)[1]
+            documents = stream.documents()
             by_row += [(rows, row, documents.of_row(1, row)) for row in range(ROWS)]
-    for rows, row, found in by_row:
+    for rows, row, named in by_row:
         tokens = np.concatenate([rows[name][row] for name in lengths])
-        numbers = {40 * int(each.unit.split("[")[1].split(":")[0]) + each.row for each in found}
+        numbers = {40 * int(document.unit.split("[")[1].split(":")[0]) + document.row for document in named}
         assert numbers & set(poisons) == {number for number, piece in poisons.items() if piece in tokens}
         seen.add(bool(numbers & set(poisons)))
     assert seen == {True, False}

@@ -63,10 +63,10 @@ def test_each_purpose_number_and_part_has_words_of_its_own() -> None:
         "a negative seed": Draws(-1, "ro"),
     }
     first = Draws(0, "ro")
-    drawn = [each.words(Purpose.ROWS, number) for each in (first, *parts.values()) for number in (0, 1, 2**40)]
+    drawn = [draws.words(Purpose.ROWS, number) for draws in (first, *parts.values()) for number in (0, 1, 2**40)]
     drawn += [first.words(purpose) for purpose in Purpose if purpose is not Purpose.ROWS]
-    found = [word for words in drawn for word in words.raw(50).tolist()]
-    assert len(set(found)) == len(found) == 50 * (3 * 8 + 6)
+    all_words = [word for words in drawn for word in words.raw(50).tolist()]
+    assert len(set(all_words)) == len(all_words) == 50 * (3 * 8 + 6)
     assert first.next_step().words(Purpose.ROWS).raw(5).tolist() == parts["step"].words(Purpose.ROWS).raw(5).tolist()
 
 
@@ -128,7 +128,7 @@ def test_choices_of_a_mixture_follow_the_rates() -> None:
 
 
 def test_a_mixture_goes_on_from_any_example() -> None:
-    """Also where the next choices are drawn, each of which may be that of before by chance."""
+    """Also where the next choices are drawn, each of which may equal the choice before by chance."""
     parts = [Elements([(part, n) for n in range(9000)], {}) for part in range(3)]
     mixed = Mixed(parts, [0.2, 0.3, 0.5], Draws(1))
     items = list(itertools.islice(mixed.read(), 10 * CHOICES + 30))
@@ -140,5 +140,6 @@ def test_a_mixture_goes_on_from_any_example() -> None:
 
 def test_words_are_not_shared() -> None:
     draws = Draws(1)
-    first, second = draws.words(Purpose.ROWS, 3), draws.words(Purpose.ROWS, 3)
+    first = draws.words(Purpose.ROWS, 3)
+    second = draws.words(Purpose.ROWS, 3)
     assert isinstance(first, Words) and first.raw(2).tolist() == second.raw(2).tolist()

@@ -49,23 +49,25 @@ def segments(row: dict[str, np.ndarray]) -> list[dict[str, list[int]]]:
 def test_every_example_comes_once_and_whole():
     made = examples(500)
     rows = list(pack(dataset(made), LENGTHS))
-    found = [segment for row in rows for segment in segments(row)]
-    assert sorted(map(str, found)) == sorted(map(str, made))
+    kept = [segment for row in rows for segment in segments(row)]
+    assert sorted(map(str, kept)) == sorted(map(str, made))
     for row in rows:
         for name, length in LENGTHS.items():
-            tokens, numbers = row[name], row[f"{name}_segment_ids"]
+            tokens = row[name]
+            numbers = row[f"{name}_segment_ids"]
             assert tokens.shape == numbers.shape == (length,)
             assert ((tokens > 0) == (numbers > 0)).all()
             used = int((numbers > 0).sum())
             assert (np.diff(numbers[:used]) >= 0).all()
             assert not numbers[used:].any()
-    # Either side may fill a row first; what they have in common is no worse than nine tenths.
+    # Either side may fill a row first; they share at least nine tenths.
     assert max(np.mean([(row[name] > 0).mean() for row in rows]) for name in LENGTHS) > 0.9
 
 
 def packed_one_by_one(made: list[dict[str, list[int]]], num_open: int) -> list[list[dict[str, list[int]]]]:
     """The rule of `pack` in words: the first open row with room, else the fullest one makes place; at the end all."""
-    rows, done = [[] for _ in range(num_open)], []
+    rows = [[] for _ in range(num_open)]
+    done = []
 
     def used(row: list, name: str) -> int:
         return sum(len(one[name]) for one in row)
@@ -110,12 +112,12 @@ def test_rows_that_are_not_packed_are_cut_and_padded(width, dtype):
         elements = [{"inputs": one, "more": b""} if names[1:] else {"inputs": one} for one in made]
         for whole, sizes in ((True, [2]), (False, [2, 1])):
             rows = Elements(elements, {name: spec[name] for name in names})
-            found = list(batched(rows, {"inputs": 4}, 2, whole=whole, packed=False))
-            assert [list(batch) for batch in found] == [["inputs"]] * len(sizes)
-            assert [len(batch["inputs"]) for batch in found] == sizes
+            batches = list(batched(rows, {"inputs": 4}, 2, whole=whole, packed=False))
+            assert [list(batch) for batch in batches] == [["inputs"]] * len(sizes)
+            assert [len(batch["inputs"]) for batch in batches] == sizes
             wanted = [np.pad(one[:4], (0, max(0, 4 - len(one)))).tolist() for one in made][: sum(sizes)]
-            assert np.concatenate([batch["inputs"] for batch in found]).tolist() == wanted
-            assert found[0]["inputs"].dtype == np.int32
+            assert np.concatenate([batch["inputs"] for batch in batches]).tolist() == wanted
+            assert batches[0]["inputs"].dtype == np.int32
     with pytest.raises(InputError, match="return no tokens 'more'"):
         batched(rows, {"inputs": 4, "more": 4}, 2, whole=True, packed=False)
 
@@ -129,16 +131,16 @@ def test_inputs_and_targets_become_one_sequence(packed, length):
     if not packed:
         pairs = [row[:1] for row in pairs]
     rows = {name: np.zeros((3, width), np.int64) for name, width in (("inputs", 5), ("targets", 4))}
-    numbers = {f"{name}_segment_ids": np.zeros_like(each) for name, each in rows.items()}
+    numbers = {f"{name}_segment_ids": np.zeros_like(array) for name, array in rows.items()}
     wanted = []
-    for place, row in enumerate(pairs):
+    for index, row in enumerate(pairs):
         tokens = [
             (token, number, side) for number, pair in enumerate(row, 1) for side in (0, 1) for token in pair[side]
         ]
         for side, name in enumerate(("inputs", "targets")):
-            own = [(token, number) for token, number, of in tokens if of == side]
-            rows[name][place, : len(own)] = [token for token, _ in own]
-            numbers[f"{name}_segment_ids"][place, : len(own)] = [number for _, number in own]
+            side_tokens = [(token, number) for token, number, of in tokens if of == side]
+            rows[name][index, : len(side_tokens)] = [token for token, _ in side_tokens]
+            numbers[f"{name}_segment_ids"][index, : len(side_tokens)] = [number for _, number in side_tokens]
         tokens = (tokens + [(0, 0, None)] * length)[:length]
         before = [(0, 0, None), *tokens[:-1]]
         same = [now[1] == then[1] for now, then in zip(tokens, before, strict=True)]
@@ -153,11 +155,11 @@ def test_inputs_and_targets_become_one_sequence(packed, length):
                 ],
             }
         )
-    found = model_features({**rows, **numbers} if packed else rows, length)
-    assert set(found) == {*wanted[0]} - (set() if packed else {"decoder_segment_ids"})
-    for name, each in found.items():
-        assert each.tolist() == [row[name] for row in wanted], name
-        assert each.dtype == np.int32, name
+    features = model_features({**rows, **numbers} if packed else rows, length)
+    assert set(features) == {*wanted[0]} - (set() if packed else {"decoder_segment_ids"})
+    for name, array in features.items():
+        assert array.tolist() == [row[name] for row in wanted], name
+        assert array.dtype == np.int32, name
 
 
 @pytest.mark.core
@@ -174,7 +176,7 @@ def test_long_examples_are_cut_and_empty_ones_left_out():
 @pytest.mark.core
 def test_features_shift_in_a_row_or_inside_each_segment_and_weigh_no_padding():
     alone = model_features({"inputs": np.array([[5, 1, 0]]), "targets": np.array([[7, 8, 1, 0]])})
-    assert {name: each.tolist() for name, each in alone.items()} == {
+    assert {name: array.tolist() for name, array in alone.items()} == {
         "encoder_input_tokens": [[5, 1, 0]],
         "decoder_target_tokens": [[7, 8, 1, 0]],
         "decoder_input_tokens": [[0, 7, 8, 1]],
@@ -209,12 +211,13 @@ def test_packed_examples_cost_what_they_cost_alone(attention):
     (packed,) = batched(dataset(made), LENGTHS, 40, whole=False, packed=True)
     assert len(packed["inputs"]) < 22
 
-    (expected, expected_logits), (found, logits) = (costs(model_features(rows)) for rows in (alone, packed))
-    assert found["tokens"] == expected["tokens"]
+    (expected, expected_logits), (sums, logits) = (costs(model_features(rows)) for rows in (alone, packed))
+    assert sums["tokens"] == expected["tokens"]
     for name in ("loss", "nats", "correct"):
-        assert float(found[name]) == pytest.approx(float(expected[name]), rel=1e-5)
+        assert float(sums[name]) == pytest.approx(float(expected[name]), rel=1e-5)
     # Each token's logits, not their sum alone.
-    logits, expected_logits = np.asarray(logits), np.asarray(expected_logits)
+    logits = np.asarray(logits)
+    expected_logits = np.asarray(expected_logits)
     places = {str(one): number for number, one in enumerate(made)}
     for number, row in enumerate({name: packed[name][n] for name in packed} for n in range(len(packed["inputs"]))):
         for segment, example in enumerate(segments(row), 1):

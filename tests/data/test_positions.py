@@ -173,7 +173,8 @@ def test_a_changed_corpus_may_begin_a_new_pass_which_resumes_bit_for_bit(tmp_pat
         assert stream.epochs() == {"demo_span_corruption": 1.0}
         first = taken(stream, 2)
         assert not np.array_equal(first, rest[:2])
-        middle, expected = stream.positions(), taken(stream, 4)
+        middle = stream.positions()
+        expected = taken(stream, 4)
     (sentence,) = [record.message for record in caplog.records if "new pass" in record.message]
     assert "a.txt has changed since step 3: " in sentence and sentence.endswith("begins, with epoch 1.")
     with stream_of(path) as stream:  # nothing has changed since: either choice resumes
@@ -267,8 +268,11 @@ def test_a_position_is_moved_on_without_its_shard(tmp_path: Path, number: int) -
         taken(stream, 3)
         before = stream.positions()
         taken(stream, number)
-        expected, epochs = taken(stream, 4), stream.epochs()
-    moved = {shard: advanced(advanced(each, number // 2), number - number // 2) for shard, each in before.items()}
+        expected = taken(stream, 4)
+        epochs = stream.epochs()
+    moved = {
+        shard: advanced(advanced(position, number // 2), number - number // 2) for shard, position in before.items()
+    }
     with stream_of(path) as stream:
         stream.begin(0, moved)
         np.testing.assert_array_equal(taken(stream, 4), expected)
@@ -277,7 +281,7 @@ def test_a_position_is_moved_on_without_its_shard(tmp_path: Path, number: int) -
 
 @pytest.mark.core
 def test_a_position_that_is_damaged_or_lacks_a_part_is_refused(tmp_path: Path) -> None:
-    """Its bytes are those of the checkpoint's manifest; what is wrong in them is still one sentence."""
+    """Its bytes match the checkpoint's manifest; what is wrong in them is still one sentence."""
     path = write(tmp_path / "a.txt")
     before, rest = saved(path)
     whole = json.loads(json.dumps(before[0]))
@@ -308,7 +312,7 @@ def test_the_text_begins_anew_after_positions_of_another_order(tmp_path: Path) -
         ({"format": 5}, "format 5, this version's is 6"),
         ({"order": 7}, "order 7, this version's is 1"),
     ):
-        other = {shard: {**each, "about": {**each["about"], **changes}} for shard, each in before.items()}
+        other = {shard: {**position, "about": {**position["about"], **changes}} for shard, position in before.items()}
         assert of_another_order(other, 12_000) == (
             "The text begins anew at step 12,000: this version reads it in another order than the one that saved the"
             f" checkpoint (data position of {which}). Weights, optimizer and step are resumed."
@@ -323,8 +327,8 @@ def test_the_table_is_divided_among_the_shards_and_holds_no_credentials(tmp_path
         (tmp_path / f"part-{number:05}.txt").write_text(f"{number} words\n" * 3)
     before, _ = saved(f"{tmp_path}/*.txt", shards=(0, 1, 2, 3), num_data_shards=4)
     opened = [positions.opened(position, shard) for shard, position in before.items()]
-    places = sorted(place for each in opened for place in each.files["demo_span_corruption"])
-    assert places == list(range(2000)) and max(len(json.dumps(each)) for each in before.values()) < 80_000
+    places = sorted(index for position in opened for index in position.files["demo_span_corruption"])
+    assert places == list(range(2000)) and max(len(json.dumps(position)) for position in before.values()) < 80_000
     path = write(tmp_path / "secret.txt")
     from limba.data.sources import fingerprints, units
 

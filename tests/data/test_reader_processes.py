@@ -1,4 +1,4 @@
-"""Several processes give the batches and positions of one; what goes wrong in them is said, and they end with us."""
+"""Several processes give the batches and positions of one; their errors are reported, and they end with us."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,8 @@ def once(config):  # noqa: F811
 @pytest.mark.slow
 def test_processes_give_what_one_does(once):
     task, lengths, alone = opened(once)
-    apart, again = open_stream(task, lengths, once, range(4)), streams.TrainStream(task, lengths, once, range(4))
+    apart = open_stream(task, lengths, once, range(4))
+    again = streams.TrainStream(task, lengths, once, range(4))
     with contextlib.closing(alone), contextlib.closing(apart), contextlib.closing(again):
         taken(alone, 5)
         stop(apart._readers[1], signal.SIGKILL)  # before it has read anything
@@ -98,7 +99,7 @@ def test_a_process_that_is_gone_is_started_again_with_the_next_row(once, monkeyp
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
     for shards, why in (("0, 2", r"has ended \(-9\)"), ("1, 3", "gives no answer for 4 s")):
         wanted = rf"data shards \[{shards}\] {why}: it is started again"
-        assert any(re.search(wanted, each) for each in said), said
+        assert any(re.search(wanted, message) for message in said), said
 
 
 def test_a_process_that_fails_in_its_start_is_not_started_again(monkeypatch) -> None:

@@ -84,10 +84,12 @@ def registered() -> Iterator[None]:
 
 def test_what_is_registered_now_is_in_both() -> None:
     made = task("now")
-    found = seqio.TaskRegistry.get("registered_now")
-    assert type(found) is seqio.Task and TaskRegistry.get("registered_now") is made
-    assert found.source is made.source and found.output_features["targets"].vocabulary == seqio.ByteVocabulary(100)
-    assert isinstance(found, Task) and not isinstance(found, Mixture) and isinstance(made, Task)
+    provider = seqio.TaskRegistry.get("registered_now")
+    assert type(provider) is seqio.Task and TaskRegistry.get("registered_now") is made
+    assert provider.source is made.source and provider.output_features["targets"].vocabulary == seqio.ByteVocabulary(
+        100
+    )
+    assert isinstance(provider, Task) and not isinstance(provider, Mixture) and isinstance(made, Task)
 
 
 def test_a_user_s_task_of_seqio_is_found() -> None:

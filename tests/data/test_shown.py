@@ -37,10 +37,10 @@ def test_one_text_is_judged_as_far_as_the_model_reads_it(corpus: str) -> None:
     examples = shown("ro_long_segments", corpus)
     cut = [example for example in examples if len(example["targets"]) == LENGTHS["targets"]]
     assert cut and len(cut) < len(examples)
-    for each in examples:
+    for row in examples:
         for name in LENGTHS:
-            text = each[f"{name}_pretokenized"]
-            read = bytes(number - 3 for number in each[name][:-1] if 3 <= number < 259)
+            text = row[f"{name}_pretokenized"]
+            read = bytes(number - 3 for number in row[name][:-1] if 3 <= number < 259)
             assert text.decode().encode() == read.decode(errors="ignore").encode()
             assert len(text) < LENGTHS[name]
     # So a model that restores all that it is shown has all of the words right.

@@ -1,4 +1,4 @@
-"""Batches are the same after a restart and on any number of hosts; shards differ; what cannot work is said."""
+"""Batches are the same after a restart and on any number of hosts; shards differ; what cannot work is refused."""
 
 import dataclasses
 import functools
@@ -128,10 +128,12 @@ def test_a_shuffle_buffer_mixes_the_rows_once_more_and_is_part_of_the_position(c
     _, _, plain = opened(config)
     buffered = dataclasses.replace(config, shuffle_buffer=40)
     _, _, stream = opened(buffered)
-    first, there = taken(plain, 5), taken(stream, 5)
+    first = taken(plain, 5)
+    there = taken(stream, 5)
     plain.close()
     assert not np.array_equal(first, there)
-    positions, epochs = stream.positions(), stream.epochs()
+    positions = stream.positions()
+    epochs = stream.epochs()
     expected = taken(stream, 20)
     stream.close()
     assert max(len(json.dumps(position)) for position in positions.values()) < 5_000
@@ -163,8 +165,8 @@ def test_a_batch_is_the_same_on_any_number_of_hosts(config, hosts, num_shards):
     """Hosts are played by streams over part of the shards; 8 devices share a batch of 8 rows."""
     config = dataclasses.replace(config, num_data_shards=num_shards)
     _, _, whole = opened(config, range(num_shards))
-    each = num_shards // hosts
-    parts = [opened(config, range(host * each, (host + 1) * each))[2] for host in range(hosts)]
+    per_host = num_shards // hosts
+    parts = [opened(config, range(host * per_host, (host + 1) * per_host))[2] for host in range(hosts)]
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
     sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     assert placement.shards_of_this_process(sharding, config) == list(range(num_shards))
@@ -393,7 +395,8 @@ def test_num_epochs_gives_every_token_so_often_and_ends(config, hosts):
     """Shards of unequal length end with padding, so that nothing of a corpus is left out."""
     twice = dataclasses.replace(config, num_epochs=2)
     task, _, _ = opened(twice)
-    vocabulary, count = task.output_features["targets"].vocabulary, 0
+    vocabulary = task.output_features["targets"].vocabulary
+    count = 0
     for host in range(hosts):
         _, _, stream = opened(twice, range(host * 4 // hosts, (host + 1) * 4 // hosts))
         for rows in stream:

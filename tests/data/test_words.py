@@ -28,7 +28,8 @@ TOKENIZERS = dict.fromkeys(("ja", "th", "km", "my", "lo"), "char") | {"zh": "zh"
 
 @pytest.mark.parametrize("language", TARGETS)
 def test_bleu_is_that_of_sacrebleu_by_the_tokenizer_in_its_name(language: str) -> None:
-    targets, tokenizer = TARGETS[language], TOKENIZERS.get(language, "13a")
+    targets = TARGETS[language]
+    tokenizer = TOKENIZERS.get(language, "13a")
     predictions = [text[:-4] + text[-3:] for text in targets]
     name = "bleu" if tokenizer == "13a" else f"bleu-{tokenizer}"
     theirs = sacrebleu.BLEU(tokenize=tokenizer).corpus_score(predictions, [targets]).score
@@ -38,7 +39,8 @@ def test_bleu_is_that_of_sacrebleu_by_the_tokenizer_in_its_name(language: str) -
 
 
 def test_what_a_run_says_of_bleu_is_obeyed() -> None:
-    targets, predictions = TARGETS["ja"], [text.replace("東京", "京都") for text in TARGETS["ja"]]
+    targets = TARGETS["ja"]
+    predictions = [text.replace("東京", "京都") for text in TARGETS["ja"]]
     metric = metrics.chosen(metrics.bleu, "none", ("ja",))
     theirs = sacrebleu.BLEU(tokenize="none").corpus_score(predictions, [targets]).score
     assert metric(targets, predictions) == {"bleu-none": pytest.approx(theirs, abs=1e-9)}
@@ -94,9 +96,10 @@ def test_burmese_of_another_vowel_is_another_word() -> None:
 
 
 def test_japanese_that_is_right_but_for_a_letter_has_high_figures() -> None:
-    targets, predictions = TARGETS["ja"], [text.replace("東京", "京都") for text in TARGETS["ja"]]
-    found = {**metrics.rouge(targets, predictions), **metrics.word_f1(targets, predictions)}
-    assert min(found.values()) > 80
+    targets = TARGETS["ja"]
+    predictions = [text.replace("東京", "京都") for text in TARGETS["ja"]]
+    figures = {**metrics.rouge(targets, predictions), **metrics.word_f1(targets, predictions)}
+    assert min(figures.values()) > 80
     assert 0 < metrics.error_rates(targets, predictions)["word_error_rate"] < 20
 
 

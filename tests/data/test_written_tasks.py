@@ -39,7 +39,7 @@ def test_a_streaming_task_is_told_how_it_resumes(caplog, monkeypatch):
     with caplog.at_level(logging.WARNING):
         task = resolve_task(config)
         resolve_task(config)
-    (record,) = [each for each in caplog.records if "reads a function" in each.message]
+    (record,) = [entry for entry in caplog.records if "reads a function" in entry.message]
     assert "source=HubSource('someone/ro-corpus', column=\"text\", splits=('train', 'validation'))" in record.message
     assert "\n" not in record.message
     assert not task.output_features["inputs"].add_eos and not is_supervised(task)
@@ -56,8 +56,8 @@ def test_the_line_for_files_names_the_files(tmp_path):
     task = seqio.Task("files", source, {"targets": seqio.Feature(seqio.ByteVocabulary())}, [])
     form = written_tasks.resumable_form(task)
     assert form is not None and form.startswith("source=FileSource(")
-    found = eval(form.removeprefix("source="), {"FileSource": FileSource})
-    assert [unit.path for unit in found.units("train")] == [f"{tmp_path}/a.jsonl"]
+    files = eval(form.removeprefix("source="), {"FileSource": FileSource})
+    assert [unit.path for unit in files.units("train")] == [f"{tmp_path}/a.jsonl"]
 
 
 def test_a_function_that_fails_is_one_sentence():
@@ -220,8 +220,8 @@ def test_a_task_without_inputs_that_is_cut_to_their_length_gets_a_sentence(name,
     """t5 raises KeyError: 'inputs' here, as public tasks of prefix LM with only targets show."""
     (tmp_path / "text.txt").write_text("A text.\n" * 8)
     source = FileSource(str(tmp_path / "text.txt"), validation_percent=0.0)
-    found = {"targets": seqio.Feature(seqio.ByteVocabulary(100), add_eos=True)}
-    task = seqio.Task("without_inputs", source, found, [targets_of_text, getattr(preprocessors, name)])
+    features = {"targets": seqio.Feature(seqio.ByteVocabulary(100), add_eos=True)}
+    task = seqio.Task("without_inputs", source, features, [targets_of_text, getattr(preprocessors, name)])
     documents = task.source.documents("train", shuffle=False, num_epochs=1)
     with pytest.raises(InputError, match=r"The code of task without_inputs fails: KeyError: 'inputs' .*correct it"):
         next(iter(examples_of(task, {"inputs": 8, "targets": 8}, documents, Draws(seed=0))))

@@ -1,4 +1,4 @@
-"""Hidden words of validation text: the model's hits beside those of the commonest words, and the samples of a run."""
+"""Hidden words of validation text: hits of the model and of the commonest words, and the samples of a run."""
 
 import dataclasses
 import importlib
@@ -41,18 +41,18 @@ def test_hits_are_counted_beside_the_commonest_words(
         """Every second gap is right, in the last of five places."""
         asked.extend(texts)
         hidden = hidden_words.Texts.of_task(resolve_task(run.data)).sentences("validation", 10, 10)
-        assert [each.masked for each in hidden] == texts and top == 5
+        assert [sentence.masked for sentence in hidden] == texts and top == 5
         wrong = [Fill(f"no{number}", 0.1, ()) for number in range(4)]
-        return [[[*wrong, Fill(each.words[0], 0.1, ())], [*wrong, Fill("no4", 0.1, ())]] for each in hidden]
+        return [[[*wrong, Fill(sentence.words[0], 0.1, ())], [*wrong, Fill("no4", 0.1, ())]] for sentence in hidden]
 
     monkeypatch.setattr(TrainedModel, "fill", fills)
-    found = hidden_words.of_split(trained, "validation", 20)
-    assert found is not None and found.gaps == 20 and found.of_model == 10 and len(asked) == 10
+    hits = hidden_words.of_split(trained, "validation", 20)
+    assert hits is not None and hits.gaps == 20 and hits.of_model == 10 and len(asked) == 10
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
     counts = Counter(match[0] for text in texts for match in hidden_words.WORD.finditer(text))
-    assert set(found.commonest) == {word for word, _ in counts.most_common(5)}
+    assert set(hits.commonest) == {word for word, _ in counts.most_common(5)}
     hidden = hidden_words.Texts.of_task(resolve_task(run.data)).sentences("validation", 10, 10)
-    assert found.of_commonest == sum(word in found.commonest for each in hidden for word in each.words) > 0
+    assert hits.of_commonest == sum(word in hits.commonest for sentence in hidden for word in sentence.words) > 0
 
 
 def test_a_pair_s_task_and_a_language_model_have_no_gaps(run: RunConfig) -> None:

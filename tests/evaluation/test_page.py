@@ -34,8 +34,8 @@ class Loaded(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.scripts += tag == "script"
-        found = [str(value) for name, value in attrs if name in ("src", "href", "srcset", "action")]
-        self.addresses += [address for address in found if not address.startswith("#")]  # those of this page
+        addresses = [str(value) for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        self.addresses += [address for address in addresses if not address.startswith("#")]  # not inside this page
 
 
 def numbers(packed: str) -> np.ndarray:
@@ -90,7 +90,7 @@ def test_a_growing_file_is_read_on_and_a_resumed_run_replaces_what_it_repeats(tm
     assert read.update() and read.train.steps.tolist()[-3:] == [200, 201, 205]
     assert read.history.tables["validation"].steps[-1] == 200
     assert read.history.num_damaged == 1 and "1 line of metrics.jsonl" in read.problems[0]
-    assert [each.kind for each in events.events_of(read)].count(events.RESTART) == 1
+    assert [event.kind for event in events.events_of(read)].count(events.RESTART) == 1
     # The guard has returned to step 100; then another file is put in its place.
     append(run, {"kind": "event", "step": 206, "action": "rewind", "reason": "a spike", "returned_to": 100})
     assert read.update() and read.train.steps[-1] == 100
@@ -156,7 +156,7 @@ def test_axes_are_steps_tokens_hours_and_flops(tmp_path: Path) -> None:
     assert padding is not None and padding.max() < 1e-3
     validation = run.axes("validation")
     assert validation["tokens"][-1] == pytest.approx(axes["tokens"][-1])
-    (chart,) = [each for each in charts.charts_of([run], 100) if each.name == "loss"]
+    (chart,) = [drawn for drawn in charts.charts_of([run], 100) if drawn.name == "loss"]
     (training, _) = charts.data_of(chart, 1e12)
     (size, unit) = charts.flop_unit([run])
     assert numbers(training["columns"]["y"])[-1] == np.float32(run.train["loss"][-1]) and unit == "TFLOP"
@@ -164,7 +164,7 @@ def test_axes_are_steps_tokens_hours_and_flops(tmp_path: Path) -> None:
     last = run.train["loss"][-1]
     validated = run.history.tables["validation"]["loss"][-1]
     assert chart.sentence == f"training: {charts.short(last)}, validation: {charts.short(validated)} at step 300."
-    parts = {each.name: each.sentence for each in charts.charts_of([run], 100)}
+    parts = {drawn.name: drawn.sentence for drawn in charts.charts_of([run], 100)}
     assert parts["gradient_norm"].count(" at step ") == 1 and parts["tokens"].endswith("1.507 M at step 300.")
 
 
@@ -182,17 +182,19 @@ def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) ->
     start, *records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][:-2]
     start["environment"]["devices"] = "8 x TPU v4"
     records = [record for record in records if record["step"] <= 150]
-    for each in records:
-        each |= {"seconds_per_step": 36.0} if each["kind"] == "train" else {"loss": 5.0, "bits_per_byte": float("nan")}
-    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start, *records)))
+    for record in records:
+        record |= (
+            {"seconds_per_step": 36.0} if record["kind"] == "train" else {"loss": 5.0, "bits_per_byte": float("nan")}
+        )
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (start, *records)))
     # 150 steps of 36 seconds are an hour and a half, on eight chips at 3.22 dollars an hour; as many are left.
     said = headline_of(run)
     assert "no longer falls: +0.0%" in said and "1 h 30 min left to step 300." in said
     assert f"1 h 30 min in steps on 8 x TPU v4: ${1.5 * 8 * 3.22:.2f} by the list price" in said
-    for each in records:
-        each |= {"loss": 4 + each["step"] / 100}
+    for record in records:
+        record |= {"loss": 4 + record["step"] / 100}
     records = [record for record in records if record["kind"] == "train"]  # no validation
-    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (start, *records)))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (start, *records)))
     assert headline_of(run).startswith("Best training loss: 4.01 at step 1. The training loss rises: +")
     append(run, *(train_record(step, loss=float("nan")) for step in range(1, 301)))
     (read,) = opened(run)
@@ -210,17 +212,19 @@ def test_each_run_has_samples_of_its_own(tmp_path: Path) -> None:
         texts = {f"{name} {number}": ["x"] for number in range(2 * samples.MOST_PROMPTS)}
         append(run, {"kind": "samples", "step": 300, "texts": texts})
     shown = samples.samples_of(opened(*runs))
-    assert [[each["runs"][0]["run"] for each in shown].count(number) for number in (0, 1)] == [samples.MOST_PROMPTS] * 2
+    assert [[prompt["runs"][0]["run"] for prompt in shown].count(number) for number in (0, 1)] == [
+        samples.MOST_PROMPTS
+    ] * 2
 
 
 def test_runs_stand_side_by_side(tmp_path: Path) -> None:
     runs = opened(recorded(tmp_path, 0), recorded(tmp_path, 1))
-    found = {chart.name: chart for chart in charts.charts_of(runs, 100)}
-    assert [line.label for line in found["loss"].lines] == [
+    by_name = {chart.name: chart for chart in charts.charts_of(runs, 100)}
+    assert [line.label for line in by_name["loss"].lines] == [
         "seed0: training", "seed0: validation", "seed1: training", "seed1: validation"
     ]  # fmt: skip
-    assert [line.style for line in found["loss"].lines] == [0, 0, 1, 1]
-    assert [line.label for line in found["bits_per_byte-latin"].lines] == ["seed0", "seed1"]
+    assert [line.style for line in by_name["loss"].lines] == [0, 0, 1, 1]
+    assert [line.label for line in by_name["bits_per_byte-latin"].lines] == ["seed0", "seed1"]
     shown, _, folded = tables.configuration(runs).partition("<details>")
     assert "random_seed" in shown and "differs between runs" in shown and "random_bits" in folded
     (first,) = opened(tmp_path / "seed0")
@@ -232,13 +236,13 @@ def test_runs_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_events_are_in_order_and_say_what_happened(tmp_path: Path) -> None:
     (run,) = opened(rich(tmp_path))
-    found = events.events_of(run)
-    assert [each.step for each in found] == sorted(each.step for each in found)
-    assert {each.kind for each in found} == {"start", "restart", "save", "spike", "fault", "skipped", "end"}
+    seen = events.events_of(run)
+    assert [event.step for event in seen] == sorted(event.step for event in seen)
+    assert {event.kind for event in seen} == {"start", "restart", "save", "spike", "fault", "skipped", "end"}
     assert "NonFiniteError" in tables.happened([run])
-    many = [events.Event(step, "", events.SAVE, "") for step in range(10_000)] + found
+    many = [events.Event(step, "", events.SAVE, "") for step in range(10_000)] + seen
     thin = events.thinned(many, 100)
-    assert len(thin) < 120 and sum(each.kind == events.FAULT for each in thin) == 1
+    assert len(thin) < 120 and sum(event.kind == events.FAULT for event in thin) == 1
 
 
 def test_a_skipped_batch_names_its_first_document(tmp_path: Path) -> None:
@@ -252,7 +256,7 @@ def test_a_skipped_batch_names_its_first_document(tmp_path: Path) -> None:
     lines = [json.dumps(entry) for entry in entries]
     ledger.write_text("\n".join([*lines, "{broken", "5", '{"batch": 7, "rows": [5]}']))
     (run,) = opened(directory)
-    other, event = [each for each in events.events_of(run) if each.kind == events.SKIPPED]
+    other, event = [happening for happening in events.events_of(run) if happening.kind == events.SKIPPED]
     assert "document" not in other.sentence
     assert event.sentence.endswith("stands out; document: ro, data/<a>.jsonl, row 41,007, and 1 more")
     assert "data/&lt;a&gt;.jsonl, row 41,007" in tables.happened([run])

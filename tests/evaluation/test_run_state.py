@@ -26,16 +26,16 @@ START = {"kind": "start", "step": 0}
 )
 def test_the_last_end_counts(end: dict[str, object], text: str) -> None:
     earlier = {"kind": "end", "step": 3, "reason": "StorageError: full", "failed": True}
-    found = standing([START, earlier, START, {"kind": "end", "step": 7, **end}, {"kind": "event", "step": 7}], 5, None)
-    assert found is not None and found.text.startswith(text)
-    assert found.is_wrong == ("same command" in text)
-    assert ("resumes from step 5." in found.text) == found.is_wrong
+    ending = standing([START, earlier, START, {"kind": "end", "step": 7, **end}, {"kind": "event", "step": 7}], 5, None)
+    assert ending is not None and ending.text.startswith(text)
+    assert ending.is_wrong == ("same command" in text)
+    assert ("resumes from step 5." in ending.text) == ending.is_wrong
 
 
 def test_a_run_that_trains_has_no_ending() -> None:
     assert standing([START], 5, 0.0) is None and standing([], None, None) is None
-    found = standing([START], None, SILENT * lease.BEAT_SECONDS + 60)
-    assert found is not None and found.word == "STANDS STILL" and "the same command begins anew" in found.text
+    ending = standing([START], None, SILENT * lease.BEAT_SECONDS + 60)
+    assert ending is not None and ending.word == "STANDS STILL" and "the same command begins anew" in ending.text
     assert standing([START], None, None) is None  # a copy of the directory of a run that trains elsewhere
 
 
@@ -49,4 +49,4 @@ def test_a_run_that_failed_says_so_first(tmp_path: Path, capsys: pytest.CaptureF
     (first, *_) = opened(run)
     page = headline.headline([first])
     assert page.startswith(f'<p class="wrong"><strong>FAILED</strong> {said}</p>')
-    assert "still falls" not in page  # the trend of a run that failed is no news
+    assert "still falls" not in page  # nobody needs the trend of a failed run

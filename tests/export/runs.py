@@ -9,7 +9,7 @@ from limba.config import ModelConfig, saved_config
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.sentinels import mask_id
 from limba.export.huggingface import network_gin
-from limba.formats import huggingface_files
+from limba.formats import huggingface_files, huggingface_tokenizer
 from limba.formats.architectures import shapes
 from limba.formats.names import unflatten
 from limba.storage import manifest
@@ -51,8 +51,8 @@ def folder_of(config: ModelConfig, vocabulary: Path, folder: Path) -> Path:
     huggingface_files.write_configs(folder, config, "float32", mask_id=mask)
     arrays = arrays_of(config)
     if config.is_decoder_only:  # else logits of tied embeddings would be in the hundreds
-        arrays = {name: each / 10 if name.endswith("embedding") else each for name, each in arrays.items()}
+        arrays = {name: array / 10 if name.endswith("embedding") else array for name, array in arrays.items()}
     huggingface_files.write_pytorch(folder, arrays, config, "float32")
     starts = config.is_decoder_only and not config.is_encoder
-    huggingface_files.write_tokenizer(folder, str(vocabulary), 100, starts, mask_id=mask)
+    huggingface_tokenizer.write_tokenizer(folder, str(vocabulary), 100, starts, mask_id=mask)
     return folder

@@ -38,7 +38,7 @@ print(json.dumps([write(text).tolist() for text in json.loads(sys.stdin.read())]
 
 
 def bytes_of(ids: Sequence[int | None]) -> list[int]:
-    """Returns the ids of bytes: CTranslate2 has names of its own for ids that are no pieces."""
+    """Returns the ids of bytes: CTranslate2 has names of its own for ids without a piece."""
     return [i for i in ids if i is not None and 2 < i < 259]
 
 

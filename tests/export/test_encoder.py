@@ -57,8 +57,8 @@ def encoder(config=None, **changes):
 )
 def test_transformers_gives_our_logits_and_the_way_back_is_exact(shape, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
-    given = SHAPES[shape]
-    config = encoder(**given) if isinstance(given, dict) else encoder(given)
+    shape_fields = SHAPES[shape]
+    config = encoder(**shape_fields) if isinstance(shape_fields, dict) else encoder(shape_fields)
     arrays = write_run(tmp_path / "run", config)[5]
     convert.run(["export", str(tmp_path / "run"), f"--vocabulary={vocabulary}", "--extra_ids=1"])
     folder = tmp_path / "run" / "huggingface" / "step_5"
@@ -66,8 +66,8 @@ def test_transformers_gives_our_logits_and_the_way_back_is_exact(shape, vocabula
     assert sum("passed" in line for line in findings) == 2 and "top pieces equal in 2 of 2" in findings[1]
     assert "transformers 5" in findings[1] and "AutoModelForMaskedLM" in (folder / "README.md").read_text()
     assert not (folder / "generation_config.json").exists()
-    found = open_folder(folder, config)
-    assert set(found) == set(arrays) and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    by_name = open_folder(folder, config)
+    assert set(by_name) == set(arrays) and all(np.array_equal(by_name[name], arrays[name]) for name in arrays)
     import_folder(folder, tmp_path / "back")
     back = LimbaCheckpoint(tmp_path / "back" / "checkpoints" / "0")
     assert set(back) == set(arrays) and all(np.array_equal(back[name], arrays[name]) for name in arrays)
@@ -94,7 +94,7 @@ def test_fills_are_the_likeliest_pieces_of_transformers(folder):
     likely = model(ids).logits.softmax(-1)[0, ids[0] == tokenizer.mask_token_id].detach().numpy()
     gaps = ours.fill(TEXT)
     alone = ours.fill(["A short <mask>", TEXT, TEXT])
-    assert len(gaps) == 3 and [len(each) for each in gaps] == [5, 5, 5]
+    assert len(gaps) == 3 and [len(fills) for fills in gaps] == [5, 5, 5]
     pieces = [PieceTable(ours.vocabulary).name(number) for number in range(ours.vocabulary.vocab_size)]
     has_letter = [any(map(str.isalnum, piece)) and piece[0] != "<" for piece in pieces]
     for row, gap, with_space in zip(likely, gaps, (True, False, True), strict=True):
@@ -156,6 +156,6 @@ def test_what_an_encoder_does_not_do_is_one_sentence(folder, vocabulary):
 
 
 def convert_of(config):
-    from limba.formats.architectures import config_json
+    from limba.formats.huggingface_config import config_json
 
     return config_json(config)

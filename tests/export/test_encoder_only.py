@@ -34,13 +34,13 @@ def test_transformers_gives_the_states_and_the_vectors(shape, vocabulary, tmp_pa
     findings = json.loads((folder / "conversion.json").read_text())["findings"]
     assert sum("passed" in line for line in findings) == 2 and "transformers 5" in findings[1]
     name = "UMT5EncoderModel" if shape == "umT5" else "T5EncoderModel"
-    about = json.loads((folder / "config.json").read_text())
-    assert about["architectures"] == [name] and name in (folder / "README.md").read_text()
+    settings = json.loads((folder / "config.json").read_text())
+    assert settings["architectures"] == [name] and name in (folder / "README.md").read_text()
     assert not (folder / "generation_config.json").exists()
     model = load(folder)
-    found = open_folder(folder, model.network.config)
-    assert set(found) == {array for array in arrays if array.startswith(("encoder/", "token_embedder/"))}
-    assert all(np.array_equal(found[each], arrays[each]) for each in found)
+    arrays_read = open_folder(folder, model.network.config)
+    assert set(arrays_read) == {array for array in arrays if array.startswith(("encoder/", "token_embedder/"))}
+    assert all(np.array_equal(arrays_read[array], arrays[array]) for array in arrays_read)
     texts = ["One text.", "Another text, a longer one."]
     network = getattr(transformers, name).from_pretrained(folder).eval()
     whole = load(tmp_path / "run", vocabulary=str(vocabulary))
@@ -77,12 +77,12 @@ def test_an_encoder_without_logits_is_written_as_such_and_read_again(shape, voca
     assert sum("passed" in line for line in findings) == 2 and "largest entries equal in 4 of 4" in findings[1]
     assert json.loads((folder / "config.json").read_text())["architectures"] == [f"{shape.replace('ERT', 'ert')}Model"]
     assert "last_hidden_state" in (folder / "README.md").read_text()
-    found = open_folder(folder, load(folder).network.config)
-    assert set(found) == set(arrays) and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    arrays_read = open_folder(folder, load(folder).network.config)
+    assert set(arrays_read) == set(arrays) and all(np.array_equal(arrays_read[name], arrays[name]) for name in arrays)
     network = transformers.AutoModel.from_pretrained(folder).eval()
     text = "Another text, a longer one."
     ids = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids
     mean = network(ids).last_hidden_state[0].mean(0).detach().numpy()
-    for place in (folder, tmp_path / "run"):
-        model = load(place, vocabulary=None if place is folder else VocabularyName(str(vocabulary), 1))
+    for path in (folder, tmp_path / "run"):
+        model = load(path, vocabulary=None if path is folder else VocabularyName(str(vocabulary), 1))
         np.testing.assert_allclose(model.encode([text])[0], mean, atol=2e-5)

@@ -126,17 +126,17 @@ def test_a_bucket_gets_the_folder_whole_and_once(tmp_path: Path, monkeypatch: py
     (folder / destinations.RECORD).write_text(json.dumps({"source": "run"}))
     (folder / "README.md").write_text("one")
     with emulated(monkeypatch) as server:
-        place = end_of_run.FolderDestination("gs://bucket/out")
-        place.check()
-        assert place.deliver(folder, 2) == "gs://bucket/out/step_2"
+        destination = end_of_run.FolderDestination("gs://bucket/out")
+        destination.check()
+        assert destination.deliver(folder, 2) == "gs://bucket/out/step_2"
         sent = server.received["out/step_2/model.safetensors"]
         (folder / "README.md").write_text("another")
-        assert place.deliver(folder, 2) == "gs://bucket/out/step_2"
+        assert destination.deliver(folder, 2) == "gs://bucket/out/step_2"
         assert server.data("out/step_2/README.md") == b"another" and not manifest.check("gs://bucket/out/step_2")
         assert server.received["out/step_2/model.safetensors"] == sent
         (folder / destinations.RECORD).write_text(json.dumps({"source": "other"}))
         with pytest.raises(InputError, match="gs://bucket/out/step_2"):
-            place.deliver(folder, 2)
+            destination.deliver(folder, 2)
         left = {name.partition("/")[0] for name in server.names()}
     assert left == {"out"} and not (Path.cwd() / "gs:").exists()
 
@@ -152,8 +152,8 @@ def test_two_processes_train_in_a_bucket_and_export_to_it(corpus: Path, vocabula
             *("--gin.config.DataConfig.num_data_shards=4", "--gin.EVAL_STEPS=1", "--gin.LANGUAGE=ro,en"),
             *("--gin.LICENCE=apache-2.0", "--gin.config.CardConfig.hardware='two cores'"),
         ]
-        given = {**server.environment(), "TMPDIR": str(tmp_path)}
-        (printed, _), (other, _) = finish(start(arguments, 2, 1, **given))
+        variables = {**server.environment(), "TMPDIR": str(tmp_path)}
+        (printed, _), (other, _) = finish(start(arguments, 2, 1, **variables))
         assert "step 2: the model is in gs://bucket/out/step_2" in printed and "exporting" not in other
         names = {name.removeprefix("out/step_2/") for name in server.names("out/")}
         uploads = sum(number for name, number in server.received.items() if name.startswith("out/"))
@@ -163,8 +163,8 @@ def test_two_processes_train_in_a_bucket_and_export_to_it(corpus: Path, vocabula
             (folder / name).write_bytes(server.data(f"out/step_2/{name}"))
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "manifest.json"} <= names
     assert not manifest.check(folder) and not (Path.cwd() / "gs:").exists()
-    about = huggingface_hub.ModelCard.load(folder / "README.md").data
-    assert (about.language, about.license) == (["ro", "en"], "apache-2.0")
+    metadata = huggingface_hub.ModelCard.load(folder / "README.md").data
+    assert (metadata.language, metadata.license) == (["ro", "en"], "apache-2.0")
     assert "two cores" in (folder / "README.md").read_text()
     assert json.loads((folder / "conversion.json").read_text())["checked"]
     assert len(limba.load(folder).generate(["A text with <extra_id_0> gap."], max_tokens=4)) == 1

@@ -58,8 +58,8 @@ def test_an_exported_encoder_learns_labels_in_transformers(
     assert float(printed.rpartition(": ")[2].removesuffix(" %\n")) > 95, printed
     kind = "text-classification" if task == "texts" else "token-classification"
     opened = transformers.pipeline(kind, str(tmp_path / "out"), device="cpu")
-    found = [opened(f"one of them is {word}")[-1] for word in KINDS]
-    assert [each["label" if task == "texts" else "entity"] for each in found] == list(KINDS.values())
+    results = [opened(f"one of them is {word}")[-1] for word in KINDS]
+    assert [result["label" if task == "texts" else "entity"] for result in results] == list(KINDS.values())
 
 
 NEAREST = """import sys

@@ -26,6 +26,7 @@ from limba.export.huggingface import import_folder, network_gin
 from limba.formats import huggingface_files as files
 from limba.formats import names, t5x
 from limba.formats.huggingface import open_folder
+from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import unflatten
 from limba.inference.gap_filling import fills
@@ -207,7 +208,7 @@ def test_bfloat16_and_files_in_parts(tmp_path):
 
 def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):
     files.write_configs(tmp_path, config_of("t5_1_1"), "float32")
-    files.write_tokenizer(tmp_path, str(vocabulary), 100)
+    write_tokenizer(tmp_path, str(vocabulary), 100)
     ours = load_vocabulary(str(vocabulary))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = [json.loads(line)["text"][:500] for line in corpus.read_text().splitlines()[:100]]
@@ -268,8 +269,8 @@ def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
     run = tmp_path / "run"
     folder = tmp_path / "run" / "huggingface" / "step_30"
     files_of_run = {"CORPUS": tmp_path / "rows.jsonl", "VOCABULARY": tmp_path / "bpe.json", "MODEL_DIR": run}
-    given = [f"--gin.{name}={path}" for name, path in files_of_run.items()]
-    train(*flags.parse_args([f"--gin_file={tmp_path / 'run.gin'}", *given])[:2])
+    bindings = [f"--gin.{name}={path}" for name, path in files_of_run.items()]
+    train(*flags.parse_args([f"--gin_file={tmp_path / 'run.gin'}", *bindings])[:2])
     export(run, "--formats=pytorch")
     for name in ("config", "generation_config"):
         assert json.loads((folder / f"{name}.json").read_text())["eos_token_id"] == 2
@@ -291,7 +292,7 @@ def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
     encoded = theirs(texts[:20], padding=True, truncation=True, max_length=32, return_tensors="pt")
     tokens = model.generate(**encoded, max_new_tokens=8, do_sample=False)
     assert theirs.batch_decode(tokens, skip_special_tokens=True) == written
-    # What is no piece, and the sentinels that this task never learnt, are not drawn either.
+    # Ids without a piece, and the sentinels that this task never learned, are not drawn either.
     suppressed = json.loads((folder / "generation_config.json").read_text())["suppress_tokens"]
     sentinels = sentinel_ids(ours, 2)
     assert suppressed == sorted([*sentinels, *range(ours.vocab_size, 512)]) and len(suppressed) > 2
@@ -327,9 +328,9 @@ def fills_by_transformers(folder, text, pieces):
     inputs = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
 
     def next_logits(beginnings):
-        given = {name: inputs[name].expand(len(beginnings), -1) for name in ("input_ids", "attention_mask")}
+        encoded = {name: inputs[name].expand(len(beginnings), -1) for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
-            return model(**given, decoder_input_ids=torch.tensor(beginnings)).logits[:, -1].float().numpy()
+            return model(**encoded, decoder_input_ids=torch.tensor(beginnings)).logits[:, -1].float().numpy()
 
     return answered(fills(text, pieces), next_logits)
 
@@ -339,18 +340,18 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     arrays = arrays_of(config)
     files.write_configs(tmp_path, config, "float32")
     files.write_pytorch(tmp_path, arrays, config)
-    files.write_tokenizer(tmp_path, str(vocabulary), 100)
+    write_tokenizer(tmp_path, str(vocabulary), 100)
     text = "The module <extra_id_0> a file and re<extra_id_1> it."
     trained = load(tmp_path)
     pieces = pieces_of(trained.vocabulary, 1024, trained.special_ids)
     ours = trained.fill(text, top=3)
     theirs = fills_by_transformers(tmp_path, text, pieces)
     assert [[fill.ids for fill in gap] for gap in ours] == [[fill.ids for fill in gap] for gap in theirs]
-    for each, other in zip(ours, theirs, strict=True):
-        assert len(each) == 3 and [fill.text for fill in each] == [fill.text for fill in other]
-        np.testing.assert_allclose([f.probability for f in each], [f.probability for f in other], rtol=2e-5)
-        assert [f.probability for f in each] == sorted((f.probability for f in each), reverse=True)
-        assert all(any(map(str.isalnum, fill.text)) for fill in each)
+    for own_fills, other in zip(ours, theirs, strict=True):
+        assert len(own_fills) == 3 and [fill.text for fill in own_fills] == [fill.text for fill in other]
+        np.testing.assert_allclose([f.probability for f in own_fills], [f.probability for f in other], rtol=2e-5)
+        assert [f.probability for f in own_fills] == sorted((f.probability for f in own_fills), reverse=True)
+        assert all(any(map(str.isalnum, fill.text)) for fill in own_fills)
     spelled = piece_bytes(trained.vocabulary, 1024)
     assert all(spelled[fill.ids[0]].startswith(b" ") for fill in ours[0])
     assert not any(spelled[fill.ids[0]].startswith(b" ") for fill in ours[1])
@@ -465,5 +466,5 @@ def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path):
     (tmp_path / "run" / "config.gin").write_text("\n".join(lines))
     export(tmp_path / "run", tmp_path / "out", "--no_check")
     equal(open_folder(tmp_path / "out" / "step_4", config), arrays)
-    about = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
-    assert about["model_type"] == "umt5"
+    settings = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
+    assert settings["model_type"] == "umt5"

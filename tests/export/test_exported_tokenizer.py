@@ -17,7 +17,7 @@ from limba.data.vocabulary.piece_table import PieceTable
 from limba.data.vocabulary.sentinels import mask_id
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, parse_model
 from limba.export import end_of_run, proof
-from limba.formats.huggingface_files import write_tokenizer
+from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.inference.token_ids import text_ids
 from tests import tiny
 
@@ -56,14 +56,14 @@ def train(folder, flags=None, **choices):
     path = folder / "v.model"
     rules = folder / "rules.tsv"
     rules.write_text("61 62\t78\n71\t6B\n")  # ab becomes x, q becomes k
-    given = {"vocab_size": 300, "hard_vocab_limit": False, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
-    given |= FLAGS[flags] if flags else {}
-    given |= choices
-    if "normalization_rule_tsv" in given:
-        given["normalization_rule_tsv"] = str(rules)
+    options = {"vocab_size": 300, "hard_vocab_limit": False, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    options |= FLAGS[flags] if flags else {}
+    options |= choices
+    if "normalization_rule_tsv" in options:
+        options["normalization_rule_tsv"] = str(rules)
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(TEXTS), model_writer=file, minloglevel=2, **given
+            sentence_iterator=iter(TEXTS), model_writer=file, minloglevel=2, **options
         )
     if flags == "spaces as they are":
         model = parse_model(path.read_bytes())
@@ -117,7 +117,7 @@ def test_a_run_that_exports_nothing_is_warned(tmp_path, caplog):
 
 
 def test_a_suffix_model_without_gaps_is_exact(tmp_path):
-    """A language model's text has no gaps; those of a T5 would be cut otherwise, and are refused."""
+    """A language model's text has no gaps; a T5's gaps would be cut otherwise, and are refused."""
     path = train(tmp_path, treat_whitespace_as_suffix=True)
     write_tokenizer(tmp_path, path, 0, starts=True)
     vocabulary = load_vocabulary(path, 0)
@@ -136,9 +136,9 @@ def test_the_proof_of_a_conversion_fails_for_other_ids(tmp_path):
     assert passed and re.search(r"equal ids in (\d+) of \1 texts", said)
     passed, said = proof.check_tokenizer(tmp_path, vocabulary, ([0], []))
     assert not passed and "where the model learned [0, " in said
-    about = json.loads((tmp_path / "tokenizer.json").read_text())
-    about["normalizer"]["normalizers"] = about["normalizer"]["normalizers"][1:]  # "\n" hides no more
-    (tmp_path / "tokenizer.json").write_text(json.dumps(about))
+    document = json.loads((tmp_path / "tokenizer.json").read_text())
+    document["normalizer"]["normalizers"] = document["normalizer"]["normalizers"][1:]  # "\n" hides no more
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     passed, said = proof.check_tokenizer(tmp_path, vocabulary, ([], [1]))
     assert not passed and "other ids in" in said and "\\n" in said
 
@@ -202,7 +202,7 @@ def save_tokenizer(path, normalizer, pre_tokenizer, flags=None, added=(), specia
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_a_tokenizer_json_cuts_around_gaps_as_training_does(kind, tmp_path):
-    """A row of span corruption is a text's ids with a sentinel in the place of a word's; line ends and tabs stay."""
+    """A row of span corruption is a text's ids with a sentinel instead of a word's; line ends and tabs stay."""
     path = save_tokenizer(tmp_path / "own.json", *TOKENIZERS[kind])
     write_tokenizer(tmp_path, path, 0)
     vocabulary = load_vocabulary(path)
@@ -220,9 +220,9 @@ def test_a_tokenizer_json_cuts_around_gaps_as_training_does(kind, tmp_path):
     ):
         encoding = read.encode(before + word + after, add_special_tokens=False)
         edges = len(before.removesuffix(" ")), len(before + word)
-        hidden = [place for place, (start, end) in enumerate(encoding.offsets) if end > edges[0] and start < edges[1]]
+        hidden = [index for index, (start, end) in enumerate(encoding.offsets) if end > edges[0] and start < edges[1]]
         is_whole = all(
-            edges[0] <= encoding.offsets[place][0] and encoding.offsets[place][1] <= edges[1] for place in hidden
+            edges[0] <= encoding.offsets[index][0] and encoding.offsets[index][1] <= edges[1] for index in hidden
         )
         if not is_whole:
             continue  # a token of which a part stays is never hidden
@@ -291,12 +291,12 @@ def test_text_around_a_gap_has_the_ids_of_span_corruption(vocabulary, corpus):
         text = " ".join(json.loads(line)["text"].split())[:200]
         ids = [int(number) for number in loaded.encode(text)]
         spelled = [table.name(number) for number in ids]
-        for place in range(1, len(ids)):
-            if spelled[place] not in (",", ".", ";", ":", ")") or any("<0x" in piece for piece in spelled):
+        for index in range(1, len(ids)):
+            if spelled[index] not in (",", ".", ";", ":", ")") or any("<0x" in piece for piece in spelled):
                 continue
-            begin = next(n for n in range(place - 1, -1, -1) if spelled[n].startswith("▁"))
-            before, after = ("".join(part).replace("▁", " ") for part in (spelled[:begin], spelled[place:]))
-            row = [*ids[:begin], loaded.vocab_size - 1, *ids[place:]]
+            begin = next(n for n in range(index - 1, -1, -1) if spelled[n].startswith("▁"))
+            before, after = ("".join(part).replace("▁", " ") for part in (spelled[:begin], spelled[index:]))
+            row = [*ids[:begin], loaded.vocab_size - 1, *ids[index:]]
             assert text_ids(f"{before.strip()} <extra_id_0>{after}", loaded) == row, text
             compared += 1
     assert compared > 100

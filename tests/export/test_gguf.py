@@ -57,6 +57,6 @@ def test_llama_cpp_reads_and_writes_the_models_pieces(
     check(convert, folder)
     ended = subprocess.run([python, "-c", read + READ], cwd=folder, capture_output=True, text=True, check=False)
     assert ended.returncode == 0 and "choices" in ended.stdout, ended.stderr[-2000:]
-    found, written = json.loads((folder / "found.json").read_text())
-    assert found == pieces.encode(texts)
+    ids, written = json.loads((folder / "found.json").read_text())
+    assert ids == pieces.encode(texts)
     assert written == [sample[0].ids.tolist() for sample in model.samples(texts[:20], max_tokens=8)]

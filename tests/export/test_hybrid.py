@@ -37,10 +37,10 @@ def test_it_is_exported_as_a_proved_language_model_and_a_proved_encoder(run):
     assert not any("FAILED" in line for line in findings)
     assert sum("hidden states differ by" in line and "passed" in line for line in findings) == 2
     assert any("TrainedModel.fill fills them" in line for line in findings)
-    about = [json.loads((folder / "config.json").read_text()) for folder in (run[2], run[2] / "encoder")]
-    assert [each["architectures"] for each in about] == [["LlamaForCausalLM"], ["EuroBertModel"]]
-    assert about[1]["rms_norm_eps"] == about[0]["rms_norm_eps"] and about[1]["bos_token_id"] == 0
-    assert about[1]["max_position_embeddings"] == 96
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (run[2], run[2] / "encoder")]
+    assert [config["architectures"] for config in configs] == [["LlamaForCausalLM"], ["EuroBertModel"]]
+    assert configs[1]["rms_norm_eps"] == configs[0]["rms_norm_eps"] and configs[1]["bos_token_id"] == 0
+    assert configs[1]["max_position_embeddings"] == 96
     modules = json.loads((run[2] / "encoder/modules.json").read_text())
     assert [module["path"] for module in modules] == ["", "1_Pooling"]
     pooling = json.loads((run[2] / "encoder/1_Pooling/config.json").read_text())
@@ -54,10 +54,10 @@ def test_it_generates_and_scores_as_the_language_model_that_transformers_reads(r
     model = transformers.AutoModelForCausalLM.from_pretrained(run[2]).eval()
     ids = tokenizer("It has").input_ids
     assert ids[:2] == [0, begin_id(ours.vocabulary)] and ours.decoder.tokenize("It has").tolist() == ids
-    given = tokenizer(
+    inputs = tokenizer(
         "It has", return_tensors="pt"
     )  # the start is padding too: its attention mask says that it is read
-    written = model.generate(**given, max_new_tokens=6, do_sample=False)[0, len(ids) :]
+    written = model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, len(ids) :]
     assert ours.samples(["It has"], max_tokens=6)[0][0].ids.tolist()[: len(written)] == written.tolist()
     (score,) = ours.score([("It has", " a line.")])
     read, target = ours.pair_ids("It has", " a line.")

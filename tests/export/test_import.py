@@ -143,11 +143,11 @@ def test_pickles_are_read_as_tensors_alone(folder, arrays, tmp_path):
 def test_arrays_that_are_not_the_configurations(folder, tmp_path):
     for form in ("model.safetensors", "flax_model.msgpack"):
         source = only(folder, form, tmp_path / form)
-        about = json.loads((source / "config.json").read_text())
-        (source / "config.json").write_text(json.dumps({**about, "d_ff": 32}))
+        settings = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**settings, "d_ff": 32}))
         with pytest.raises(InputError, match=r"mlp/wi_0/kernel as \(64, 96\), .*\(64, 32\); its config.json"):
             import_folder(str(source), tmp_path / "out")
-        (source / "config.json").write_text(json.dumps(about))
+        (source / "config.json").write_text(json.dumps(settings))
         (source / form).write_bytes((source / form).read_bytes()[:-100])
         with pytest.raises(InputError, match="is truncated|cannot be read as flax's"):
             import_folder(str(source), tmp_path / "out")
@@ -216,7 +216,7 @@ def test_another_optimizer_may_begin_where_the_step_is_reset(folder, arrays, tmp
     with Checkpoints(str(tmp_path / "run"), CheckpointConfig(), DataConfig("t", {"inputs": 1}, batch_size=1)) as kept:
         kept.save(7, trained, {})
     assert int(start_from(tmp_path / "run", "adamw")[0].step) == 7
-    with pytest.raises(InputError, match="another optimizer: .*reset_step=True"):
+    with pytest.raises(InputError, match="a different optimizer: .*reset_step=True"):
         start_from(tmp_path / "run")
     reset, fresh = start_from(tmp_path / "run", reset_step=True)
     assert int(reset.step) == 0

@@ -26,8 +26,10 @@ from tests.training.checkpoints import states
 
 
 def source(run: Path, **changes: object) -> Source:
-    place = epath.Path(run)
-    return Source(str(run), place, checkpoints_of(place), LIMBA, model=dataclasses.replace(tiny.MODEL, **changes))
+    directory = epath.Path(run)
+    return Source(
+        str(run), directory, checkpoints_of(directory), LIMBA, model=dataclasses.replace(tiny.MODEL, **changes)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +79,13 @@ def test_the_average_is_that_of_float64(
     assert restored.positions == {0: {"about": {}, "batch": 40}}
     jax.tree.map(np.testing.assert_array_equal, restored.state.opt_state, states.state(40).opt_state)
     parts = [parameters(step) for step in (20, 30, 40)]
-    for found, *several in zip(jax.tree.leaves(restored.state.params), *parts, strict=True):
+    for averaged, *several in zip(jax.tree.leaves(restored.state.params), *parts, strict=True):
         wanted = sum(weight * array for weight, array in zip(weights, several, strict=True))
-        assert found.dtype == np.float32
-        assert (np.abs(np.asarray(found, np.float64) - wanted) <= np.spacing(np.abs(np.asarray(found)))).all()
+        assert averaged.dtype == np.float32
+        assert (np.abs(np.asarray(averaged, np.float64) - wanted) <= np.spacing(np.abs(np.asarray(averaged)))).all()
     record = json.loads((tmp_path / "out" / merging.FILE).read_text())
-    assert [each["step"] for each in record["parts"]] == [20, 30, 40]
-    assert [each["weight"] for each in record["parts"]] == pytest.approx(weights)
+    assert [part["step"] for part in record["parts"]] == [20, 30, 40]
+    assert [part["weight"] for part in record["parts"]] == pytest.approx(weights)
 
 
 def test_blocks_are_small_and_cover_an_array(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +93,7 @@ def test_blocks_are_small_and_cover_an_array(saved: Path, monkeypatch: pytest.Mo
     stores = arrays.opened(epath.Path(saved) / "checkpoints" / "40" / "state")
     blocks = list(merging.blocks_of(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
     assert blocks == [(slice(0, 2),), (slice(2, 4),)]
-    assert sum(each[0].stop - each[0].start for each in merging.blocks_of(stores["params/embedding"])) == 64
+    assert sum(block[0].stop - block[0].start for block in merging.blocks_of(stores["params/embedding"])) == 64
     assert list(merging.blocks_of(stores["step"])) == [()]
 
 
@@ -108,9 +110,9 @@ def test_bfloat16_parameters_are_averaged_in_float32(tmp_path: Path) -> None:
         restored = checkpoints.restore_latest(states.abstract())
     assert restored is not None
     one, two = (jax.tree.leaves(narrow(step).params) for step in (1, 2))  # type: ignore[attr-defined]
-    for found, *several in zip(jax.tree.leaves(restored.state.params), one, two, strict=True):
-        wanted = np.mean([np.asarray(each, np.float64) for each in several], axis=0)
-        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+    for averaged, *several in zip(jax.tree.leaves(restored.state.params), one, two, strict=True):
+        wanted = np.mean([np.asarray(array, np.float64) for array in several], axis=0)
+        np.testing.assert_array_equal(averaged, wanted.astype(np.float32))
     assert not all(  # which bfloat16 could not hold
         np.array_equal(np.asarray(leaf), np.asarray(leaf.astype("bfloat16"), np.float32))
         for leaf in jax.tree.leaves(restored.state.params)
@@ -174,11 +176,11 @@ def test_blocks_are_added_up_in_float64(weights: list[float] | None) -> None:
     random = np.random.default_rng(0)
     blocks = [random.standard_normal((4, 3)).astype(np.float32) * size for size in (1.0, 1e8, -1e8)]
     blocks[2] = blocks[1] * np.float32(-1 if weights is None else -2 / 3)
-    found = merging.average(blocks, weights)
+    mean = merging.average(blocks, weights)
     shares = np.full(3, 1 / 3) if weights is None else np.array(weights)
     wanted = sum(np.float64(block) * share for block, share in zip(blocks, shares, strict=True))
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert mean.dtype == np.float32
+    np.testing.assert_allclose(mean, wanted, rtol=1e-6)
 
 
 class Store:
@@ -308,5 +310,5 @@ def test_several_runs_give_the_newest_step_of_each(saved: Path, tmp_path: Path) 
     with Checkpoints(str(tmp_path / "out"), states.CONFIG, states.DATA) as checkpoints:
         restored = checkpoints.restore_latest(states.abstract())
     assert restored is not None
-    for found, *several in zip(jax.tree.leaves(restored.state.params), parameters(40), parameters(30), strict=True):
-        np.testing.assert_array_equal(found, np.mean(several, axis=0).astype(np.float32))
+    for averaged, *several in zip(jax.tree.leaves(restored.state.params), parameters(40), parameters(30), strict=True):
+        np.testing.assert_array_equal(averaged, np.mean(several, axis=0).astype(np.float32))

@@ -1,4 +1,4 @@
-"""One process writes an output: exports, imports and saved models; what a killed one left is no hindrance."""
+"""One process writes an output: exports, imports and saved models; what a killed one left does not get in the way."""
 
 from pathlib import Path
 

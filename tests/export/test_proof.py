@@ -80,7 +80,7 @@ def test_a_batch_has_the_sentences_with_a_third_in_a_gap(vocabulary: Letters | N
         targets += [0] * (32 - len(targets))
         assert batch["decoder_target_tokens"][row].tolist() == targets
         assert batch["decoder_input_tokens"][row].tolist() == [0, *targets[:-1]]
-    assert {each.dtype for each in batch.values()} == {np.dtype(np.int32)}
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
     whole = proof.prompts_of(vocabulary, 100)
     for row, ids in enumerate(texts_of(vocabulary, 63)):
         targets = ids + [0] * (64 - len(ids))
@@ -111,15 +111,15 @@ def test_figures_are_of_the_real_tokens_relative_to_the_largest_logit() -> None:
         written = logits.copy()
         written[0, 1, 7] += 0.5
         written[0, 2] += 100.0  # padding
-        found = made._figures("a reader", written, np.array(text), 1e-3)
+        figures = made._figures("a reader", written, np.array(text), 1e-3)
         real = logits[[0, 0, 1], [0, 1, 0]].astype(float)
         changed = real.copy()
         changed[1, 7] += 0.5
         unit = max(1.0, float(np.abs(real).max()))
-        losses = [proof._loss(each, np.array([3, 4, 2])) for each in (real, changed)]
-        assert found.logits == pytest.approx(0.5 / unit, rel=1e-5)
-        assert found.loss == pytest.approx(abs(losses[1] - losses[0]) / max(1.0, losses[0]), rel=1e-3)
-        assert (found.reader, found.texts_equal, found.texts, found.texts_astray) == ("a reader", 2, 2, 0)
+        losses = [proof._loss(scores, np.array([3, 4, 2])) for scores in (real, changed)]
+        assert figures.logits == pytest.approx(0.5 / unit, rel=1e-5)
+        assert figures.loss == pytest.approx(abs(losses[1] - losses[0]) / max(1.0, losses[0]), rel=1e-3)
+        assert (figures.reader, figures.texts_equal, figures.texts, figures.texts_astray) == ("a reader", 2, 2, 0)
 
 
 def test_a_text_goes_astray_where_the_source_was_sure() -> None:
@@ -130,8 +130,8 @@ def test_a_text_goes_astray_where_the_source_was_sure() -> None:
     logits = np.full((2, 3, 8), -10.0, np.float32)  # a unit of 10
     made = proof_of(logits, [[2, 3, EOS], [4, 4, 2]], followed)
     for tolerance, astray in ((0.1, 1), (0.149, 1), (0.151, 0)):
-        found = made._figures("a reader", logits, np.array([[2, 4, 2], [4, 4, 2]]), tolerance)
-        assert (found.texts_equal, found.texts_astray) == (1, astray)
+        figures = made._figures("a reader", logits, np.array([[2, 4, 2], [4, 4, 2]]), tolerance)
+        assert (figures.texts_equal, figures.texts_astray) == (1, astray)
     assert made._lead(0, np.array([2, 4, 2])) == 3.0
 
 

@@ -47,9 +47,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_folder_is_uploaded_to_a_name_with_or_without_an_owner(server, folder, tmp_path) -> None:
     for name in ("me/mine", "mine"):
-        place = HubDestination(name)
-        place.check()
-        assert place.deliver(folder, 7).endswith("/me/mine")
+        destination = HubDestination(name)
+        destination.check()
+        assert destination.deliver(folder, 7).endswith("/me/mine")
     assert server.created and not any(map(is_private, server.created))
     stored = tmp_path / "served" / "me" / "mine" / "main"
     assert (stored / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
@@ -62,27 +62,27 @@ def is_private(asked: dict) -> bool:
 def test_the_hub_is_asked_for_a_private_model(server, folder, tmp_path) -> None:
     """`hub_private_repo` of the scripts, HUB_PRIVATE of gin: what the run's end and each save deliver to."""
     argv = ["--gin.HUB_MODEL_ID=me/mine", "--gin.HUB_PRIVATE=True", f"--gin.MODEL_DIR={tmp_path / 'run'}"]
-    (place,) = end_of_run.destinations(flags.parse_args(["gin/demo.gin", *argv]).config)
-    place.deliver(folder, 7)
+    (destination,) = end_of_run.destinations(flags.parse_args(["gin/demo.gin", *argv]).config)
+    destination.deliver(folder, 7)
     (asked,) = server.created
     assert asked["name"] == "mine" and is_private(asked)
 
 
 def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch, capsys) -> None:
     monkeypatch.setattr(end_of_run, "PAUSES", (0.0, 0.0))
-    pauses: list[float] = []  # those of the hub's library, a minute in all
+    pauses: list[float] = []  # the hub library's pauses, a minute in all
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=pauses.append))
-    place = HubDestination("me/mine")
+    destination = HubDestination("me/mine")
     server.fail("/api/models/me/mine/commit/main", *[status(500)] * 20, methods=("POST",))
-    found, reason = end_of_run._repeated(lambda: place.deliver(folder, 7))
-    assert found is None and "the upload to me/mine failed" in reason and len(pauses) == 15
+    delivered, reason = end_of_run._repeated(lambda: destination.deliver(folder, 7))
+    assert delivered is None and "the upload to me/mine failed" in reason and len(pauses) == 15
     assert capsys.readouterr().out.count("it is tried again") == 2
     server.mend()
-    assert place.deliver(folder, 7).endswith("/me/mine")
+    assert destination.deliver(folder, 7).endswith("/me/mine")
     server.fail("/api/models/me/mine/commit/main", status(403), methods=("POST",))
     (folder / "config.json").write_text('{"model_type": "mt5"}')
     with pytest.raises(InputError, match="the hub refuses the upload to me/mine with HTTP 403, asked with the token"):
-        place.deliver(folder, 8)
+        destination.deliver(folder, 8)
 
 
 def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, monkeypatch, caplog) -> None:

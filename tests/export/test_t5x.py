@@ -79,7 +79,7 @@ def test_npz_holds_bfloat16_as_float32(tmp_path):
 
 @pytest.mark.parametrize("optimizer", [{"name": "adamw"}, {"name": "muon", "muon_others": "adafactor"}])
 def test_another_optimizer_has_no_state_there(optimizer, tmp_path, capsys):
-    """Muon leaves some parameters to Adafactor; half of a state is none."""
+    """Muon leaves some parameters to Adafactor; half of a state is refused."""
     run = str(saved(tmp_path / "run", **optimizer))
     for argv in (["--to=t5x", run, str(tmp_path)], ["--to=list", run]):
         command.run(argv)

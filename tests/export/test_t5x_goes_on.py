@@ -26,10 +26,10 @@ MIDDLE = 15
 def test_a_run_directory_goes_on_to_the_recorded_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Legacy and Orbax; parameters, Adafactor's averages (factored ones too), counts and step, bit for bit."""
     monkeypatch.setattr("benchmarks.replay.make_mesh", lambda config: tiny.mesh_of(config, 2))  # each device costs
-    found = recording(CURVE)
-    state = found.state
-    for batch in found.batches[:MIDDLE]:
-        state, _ = found.step(state, batch, jax.random.key(0))
+    recorded = recording(CURVE)
+    state = recorded.state
+    for batch in recorded.batches[:MIDDLE]:
+        state, _ = recorded.step(state, batch, jax.random.key(0))
     with Checkpoints(str(tmp_path / "ours"), CheckpointConfig(), DataConfig("a", {"inputs": 1}, 1)) as checkpoints:
         checkpoints.save(MIDDLE, state, {})
     export.export(str(tmp_path / "ours"), str(tmp_path / "legacy"), None, "float32")
@@ -42,12 +42,12 @@ def test_a_run_directory_goes_on_to_the_recorded_losses(tmp_path: Path, monkeypa
     assert any("/v_row/" in name and leaf.size > 1 for name, leaf in wanted.items())
     for form in ("legacy", "orbax"):
         fresh: TrainState = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), abstract)
-        resumed = load_initial(str(tmp_path / form), abstract, found.network.config, fresh, False)
+        resumed = load_initial(str(tmp_path / form), abstract, recorded.network.config, fresh, False)
         for name, leaf in named_leaves(resumed).items():
             # optax's averages that are not used hold one zero, as T5X's.
             assert np.asarray(leaf).tobytes() == wanted[name].tobytes(), (form, name)
         losses = []
-        for batch in found.batches[MIDDLE:]:
-            resumed, metrics = found.step(resumed, batch, jax.random.key(0))
+        for batch in recorded.batches[MIDDLE:]:
+            resumed, metrics = recorded.step(resumed, batch, jax.random.key(0))
             losses.append(float(metrics["loss"]))
-        np.testing.assert_allclose(losses, found.losses[MIDDLE:], rtol=2e-5, err_msg=form)
+        np.testing.assert_allclose(losses, recorded.losses[MIDDLE:], rtol=2e-5, err_msg=form)

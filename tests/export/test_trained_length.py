@@ -24,7 +24,7 @@ SMALL = {"vocab_size": 1024, "emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp
 def run_of(folder: Path, model: ModelConfig, lengths: dict[str, int], corpus: Path, vocabulary: Path, **data) -> Path:
     """A run with random parameters, and its export in huggingface/step_5."""
     write_run(folder, model)
-    about = DataConfig(
+    data_config = DataConfig(
         "demo_span_corruption",
         lengths,
         8,
@@ -33,7 +33,7 @@ def run_of(folder: Path, model: ModelConfig, lengths: dict[str, int], corpus: Pa
         task_modules=("tasks.demo",),
         **data,
     )
-    config = RunConfig(model, about, str(folder), train_steps=10)
+    config = RunConfig(model, data_config, str(folder), train_steps=10)
     (folder / saved_config.FILE).write_text(saved_config.to_text(config))
     convert.run(["export", str(folder)])
     return folder / "huggingface" / "step_5"

@@ -56,8 +56,8 @@ AT_NIGHT = (
 
 
 def lines(*pages: Path) -> list[str]:
-    found = [line.strip() for page in pages for line in page.read_text().splitlines()]
-    return [line for line in found if len(line) >= 30 or (not line.isascii() and len(line) >= 15)]
+    all_lines = [line.strip() for page in pages for line in page.read_text().splitlines()]
+    return [line for line in all_lines if len(line) >= 30 or (not line.isascii() and len(line) >= 15)]
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def t5(spiece: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
     shutil.copyfile(spiece, folder / "spiece.model")
-    about = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "model_max_length": 512}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -132,16 +132,16 @@ def aligned(model):
 
 
 def outputs(model, kind: str, ids: list[int]):
-    given = {"input_ids": torch.tensor([ids])}
+    inputs = {"input_ids": torch.tensor([ids])}
     if kind in ("t5", "umt5", "mt5"):
-        given["decoder_input_ids"] = torch.tensor([ids[:8]])
+        inputs["decoder_input_ids"] = torch.tensor([ids[:8]])
     with torch.no_grad():
-        return model(**given, output_hidden_states=True)
+        return model(**inputs, output_hidden_states=True)
 
 
-def hidden_states(found) -> list[torch.Tensor]:
+def hidden_states(output) -> list[torch.Tensor]:
     names = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states")
-    return [state for name in names for state in getattr(found, name, None) or ()]
+    return [state for name in names for state in getattr(output, name, None) or ()]
 
 
 def check_model(before, after: Path, kind: str, texts: list[str], source: Path) -> None:
@@ -167,8 +167,8 @@ def check_model(before, after: Path, kind: str, texts: list[str], source: Path) 
         gone = sorted(set(range(old.logits.shape[-1])) - set(kept))
         choices = {"max_new_tokens": 12, "do_sample": False}
         wanted = before.generate(torch.tensor([ids]), suppress_tokens=gone, **choices)[0].tolist()
-        found = now.generate(torch.tensor([[new[number] for number in ids]]), **choices)[0].tolist()
-        assert found == [new[number] for number in wanted]
+        ids_now = now.generate(torch.tensor([[new[number] for number in ids]]), **choices)[0].tolist()
+        assert ids_now == [new[number] for number in wanted]
 
 
 def trimmed(folder: Path, out: Path, english: list[str], others: list[str], coverage: float = 1.0) -> Trimmed:
@@ -264,32 +264,33 @@ def test_a_run_and_a_t5x_checkpoint_become_a_start(t5, spiece, tmp_path, english
     assert [piece(before, number) for number in old] == [piece(now, number) for number in new]
     pair = (english[0], english[1])
     wanted = before.logits([pair])[0]
-    found = now.logits([pair])[0]
+    logits = now.logits([pair])[0]
     ids = range(now.vocabulary.vocab_size)
     kept = [before.vocabulary.tokenizer.PieceToId(piece(now, number)) for number in ids]
-    np.testing.assert_allclose(found[:, ids], wanted[:, kept], rtol=0, atol=1e-6 * np.abs(wanted).max())
+    np.testing.assert_allclose(logits[:, ids], wanted[:, kept], rtol=0, atol=1e-6 * np.abs(wanted).max())
     checkpoint = before.save(tmp_path / "t5x", format="t5x")
     with pytest.raises(InputError, match="has no vocabulary beside it"):
         trim(str(checkpoint), encoded(english), [], str(tmp_path / "of_t5x"))
     name = VocabularyName(str(spiece), 100)
     trim(str(checkpoint), encoded(english), [], str(tmp_path / "of_t5x"), coverage=1.0, vocabulary=name)
     again = limba.load(tmp_path / "of_t5x").logits([pair])[0]
-    np.testing.assert_array_equal(again, found)
+    np.testing.assert_array_equal(again, logits)
 
 
 @pytest.mark.night
 def test_runs_and_t5x_checkpoints_of_a_bucket_are_those_of_a_disk(t5, spiece, tmp_path, english, monkeypatch) -> None:
     import_folder(t5, tmp_path / "run")
     checkpoint = Path(limba.load(tmp_path / "run").save(tmp_path / "t5x", format="t5x"))
-    own = VocabularyName(str(spiece), 100)
-    for name, vocabulary in (("run", None), (f"t5x/{checkpoint.name}", own)):
+    of_spiece = VocabularyName(str(spiece), 100)
+    for name, vocabulary in (("run", None), (f"t5x/{checkpoint.name}", of_spiece)):
         here = tmp_path / "here" / name
         trim(str(tmp_path / name), encoded(english), [], str(here), vocabulary=vocabulary)
         with emulated(monkeypatch):
             fsspec.filesystem("gs").put(str(tmp_path / name), f"gs://bucket/{name}", recursive=True)
             there = tmp_path / "there" / name
             trim(f"gs://bucket/{name}", encoded(english), [], str(there), vocabulary=vocabulary)
-        one, other = limba.load(here), limba.load(there)
+        one = limba.load(here)
+        other = limba.load(there)
         assert one.vocabulary.vocab_size == other.vocabulary.vocab_size < 2_176
         arrays = other.arrays()
         for array_name, array in one.arrays().items():
@@ -397,8 +398,8 @@ def test_what_cannot_be_trimmed_is_refused(t5, spiece, tmp_path, english) -> Non
     refused(two, r"2 sets of weights, model.safetensors and pytorch_model.bin")
     rows = copy("rows")
     train_vocabulary(english, 400, str(tmp_path / "other.model"))
-    about = json.loads((rows / "config.json").read_text())
-    (rows / "config.json").write_text(json.dumps({**about, "vocab_size": 2_304}))
+    settings = json.loads((rows / "config.json").read_text())
+    (rows / "config.json").write_text(json.dumps({**settings, "vocab_size": 2_304}))
     refused(rows, r"2,176 rows in \S+ and 2,304 in vocab_size")
     byte = copy("byte")
     (byte / "spiece.model").unlink()
@@ -472,8 +473,8 @@ def test_the_encoder_of_a_hybrid_is_cut_by_its_own_names_and_checked(tmp_path, e
             np.testing.assert_array_equal(after[name], wanted)
         config = json.loads((tmp_path / "after" / part / "config.json").read_text())
         assert config["vocab_size"] == result.rows
-    about = json.loads((tmp_path / "before/encoder/config.json").read_text())
-    (tmp_path / "before/encoder/config.json").write_text(json.dumps({**about, "vocab_size": 640}))
+    settings = json.loads((tmp_path / "before/encoder/config.json").read_text())
+    (tmp_path / "before/encoder/config.json").write_text(json.dumps({**settings, "vocab_size": 640}))
     with pytest.raises(InputError, match=r"512 rows in \S+ and 640 in vocab_size in encoder/config.json"):
         trim(str(tmp_path / "before"), texts, [], str(tmp_path / "other"))
 
@@ -575,14 +576,14 @@ def test_a_token_that_no_class_adds_may_be_gone() -> None:
 
 @pytest.mark.parametrize("kind", DEFAULT_IDS)
 def test_the_ids_that_a_class_has_by_itself_are_transformers(kind: str) -> None:
-    about = transformers.AutoConfig.for_model(kind)
-    found = {name: getattr(about, name, None) for name in dir(about) if name.endswith("_token_id")}
-    assert {name: number for name, number in found.items() if number is not None} == DEFAULT_IDS[kind]
+    config = transformers.AutoConfig.for_model(kind)
+    ids = {name: getattr(config, name, None) for name in dir(config) if name.endswith("_token_id")}
+    assert {name: number for name, number in ids.items() if number is not None} == DEFAULT_IDS[kind]
 
 
 def test_what_a_trimmed_folder_copies_is_downloaded() -> None:
     """Of a model of the hub the card says under which licence it may be changed."""
     copied = ["README.md", "2_Dense/config.json", *COPIED]
     tokenizer = [*MODELS, "tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json"]
-    found = wanted_files([*copied, *tokenizer, "model.safetensors", "onnx/model.onnx"])
-    assert sorted(found) == sorted([*copied, *tokenizer, "model.safetensors"])
+    names = wanted_files([*copied, *tokenizer, "model.safetensors", "onnx/model.onnx"])
+    assert sorted(names) == sorted([*copied, *tokenizer, "model.safetensors"])

@@ -90,9 +90,9 @@ def trimmed(run: Path, out: Path, corpus: Path) -> Trimmed:
 
 
 def network_of(run: Path) -> ModelConfig:
-    found = saved_config.from_text((run / saved_config.FILE).read_text(), str(run))
-    assert isinstance(found, ModelConfig)
-    return found
+    config = saved_config.from_text((run / saved_config.FILE).read_text(), str(run))
+    assert isinstance(config, ModelConfig)
+    return config
 
 
 def restored(run: Path, step: int, config: OptimizerConfig) -> TrainState:
@@ -104,7 +104,7 @@ def restored(run: Path, step: int, config: OptimizerConfig) -> TrainState:
 
 def kept_rows(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """The places of the new rows among the old ones, which are all different."""
-    places = {row.tobytes(): place for place, row in enumerate(np.asarray(old))}
+    places = {row.tobytes(): index for index, row in enumerate(np.asarray(old))}
     return np.array([places[row.tobytes()] for row in np.asarray(new)])
 
 

@@ -44,7 +44,7 @@ class Setting:
 
     processes: int = 1
     steps: int = WHOLE_STEPS  # of the undisturbed run
-    corpus: str | None = None  # another corpus; None: that of all tests
+    corpus: str | None = None  # another corpus; None: the one all tests share
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Runs:
     def start(
         self, directory: Path, setting: Setting, steps: int | None = None, extra: Sequence[str] = (), **parts: Any
     ) -> Start:
-        """Starts a run in the directory, up to `steps` or the setting's; `parts` are those of `Start`."""
+        """Starts a run in the directory, up to `steps` or the setting's; `parts` are passed on to `Start`."""
         arguments = [*self.arguments(directory, setting, steps), *extra]
         return Start(arguments, setting.processes, self.new("hashes").with_suffix(".txt"), **parts)
 
@@ -189,8 +189,8 @@ class Runs:
         most = max((sum(line.process == n for line in lines) for n in range(len(start.processes))), default=0)
         if most > MOST_LINES and not by_jax:
             wrong.append(f"{most} lines")
-        if (found := UNWANTED.search(text)) and not by_jax:
-            wrong.append(f"prints {found[0].strip()!r}")
+        if (match := UNWANTED.search(text)) and not by_jax:
+            wrong.append(f"prints {match[0].strip()!r}")
         if says is not None and not lines:
             wrong.append("nothing is said")
         elif says and not re.search(says, text):
@@ -198,18 +198,18 @@ class Runs:
         assert not wrong, f"{'; '.join(wrong)}\n--- said:\n{text}\n--- all:\n{start.text()[-4000:]}"
 
     def differences(self, start: Start, directory: Path, setting: Setting, promised: int = 0) -> str:
-        """Returns "" if the start's batches and losses are those of the undisturbed run, else how they differ.
+        """Returns "" if the start's batches and losses equal the undisturbed run's, else how they differ.
 
         `promised` is a step that was said to be saved: the start must not have begun before it.
         """
         whole = self.reference(setting)
-        found = kill.hashes_in(start.hashes) if start.hashes.exists() else {}
-        if not found:
+        hashes_now = kill.hashes_in(start.hashes) if start.hashes.exists() else {}
+        if not hashes_now:
             return "no batch was read after it"
-        wrong = [place for place, hashes in found.items() if hashes != whole.hashes.get(place, hashes)]
+        wrong = [batch for batch, hashes in hashes_now.items() if hashes != whole.hashes.get(batch, hashes)]
         if wrong:
-            return f"{len(wrong)} of {len(found)} batches differ, the first is {min(wrong, key=lambda p: p[1])}"
-        first = min(batch for _, batch in found)
+            return f"{len(wrong)} of {len(hashes_now)} batches differ, the first is {min(wrong, key=lambda p: p[1])}"
+        first = min(batch for _, batch in hashes_now)
         if first <= promised:
             return f"step {promised} was said to be saved, and step {first - 1} was resumed"
         losses = kill.losses_in(directory)
@@ -218,7 +218,7 @@ class Runs:
         return _differing_losses(losses, whole.losses, first, start.trained())
 
     def check_same(self, start: Start, directory: Path, setting: Setting, promised: int = 0) -> None:
-        """Fails unless the start's batches and losses are those of the undisturbed run."""
+        """Fails unless the start's batches and losses equal the undisturbed run's."""
         problem = self.differences(start, directory, setting, promised)
         assert not problem, f"{problem}\n{start.text()[-4000:]}"
 
@@ -243,21 +243,21 @@ class Runs:
         return [line for line in text.splitlines() if line.strip() and not self._is_ordinary(line, directory)]
 
     def _is_ordinary(self, text: str, directory: Path) -> bool:
-        own = shape(text, directory) in self.ordinary or ORDINARY_SAVE.fullmatch(text) is not None
-        return own or text.startswith("[Gloo] ")  # of two processes' lines one may stand inside the other
+        is_known = shape(text, directory) in self.ordinary or ORDINARY_SAVE.fullmatch(text) is not None
+        return is_known or text.startswith("[Gloo] ")  # of two processes' lines one may stand inside the other
 
 
-def _differing_losses(found: dict[int, float], whole: dict[int, float], first: int, trained: Sequence[int]) -> str:
+def _differing_losses(losses: dict[int, float], whole: dict[int, float], first: int, trained: Sequence[int]) -> str:
     steps = [step for step in range(first, max(trained, default=first - 1) + 1) if step in whole]
     if not steps:
         return "no step was made after it"
-    missing = [step for step in steps if step not in found]
+    missing = [step for step in steps if step not in losses]
     if missing:
         return f"the losses of the steps {missing[:3]} are missing"
-    wrong = [step for step in steps if found[step] != whole[step]]
+    wrong = [step for step in steps if losses[step] != whole[step]]
     return f"{len(wrong)} of {len(steps)} losses differ, the first at step {wrong[0]}" if wrong else ""
 
 
-def _distant_losses(found: dict[int, float], whole: dict[int, float], steps: Sequence[int]) -> str:
-    most = max(abs(found[step] / whole[step] - 1) for step in steps)
+def _distant_losses(losses: dict[int, float], whole: dict[int, float], steps: Sequence[int]) -> str:
+    most = max(abs(losses[step] / whole[step] - 1) for step in steps)
     return "" if most <= TOLERANCE else f"a loss differs by {most:.1e}"

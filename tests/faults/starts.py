@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import kill
+from limba.training.checkpoints.step_directory import UNFINISHED
 
 FIRST_STEP_SECONDS = 400.0  # for a start's first step, on cores that others use too
 QUICK = " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 TRAINED = re.compile(r"step ([\d,]+)/[\d,]+ \|")
+WRITTEN = re.compile(rf"\d+\.[0-9a-f]+{re.escape(UNFINISHED)}")  # a step's directory until it is committed
 SAVED = re.compile(r"\bstep ([\d,]+) (?:is )?saved", re.IGNORECASE)
 
 
@@ -43,12 +45,12 @@ class Start:
         arguments: Sequence[str],
         processes: int,
         hashes: Path,
-        each: Mapping[int, Sequence[str]] | None = None,
+        of_processes: Mapping[int, Sequence[str]] | None = None,
         before: Mapping[int, Sequence[str]] | None = None,
         variables: Mapping[int, Mapping[str, str]] | None = None,
         program: Sequence[str] = ("-c", kill.RECORDING),
     ):
-        each = each or {}
+        of_processes = of_processes or {}
         before = before or {}
         variables = variables or {}
         self.hashes = hashes
@@ -56,7 +58,7 @@ class Start:
         self.began = time.monotonic()
         self.processes = [
             subprocess.Popen(
-                [*before.get(index, ()), sys.executable, *program, *arguments, *each.get(index, ())],
+                [*before.get(index, ()), sys.executable, *program, *arguments, *of_processes.get(index, ())],
                 env={**environment, **_compiling(environment, processes), **variables.get(index, {})},
                 cwd=kill.ROOT,
                 stdin=subprocess.DEVNULL,
@@ -124,8 +126,8 @@ class Start:
         return max((line.seconds for line in self.lines if SAVED.search(line.text)), default=self.began)
 
     def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
-        found = (pattern.search(line.text) for line in list(self.lines))
-        return [int(match[1].replace(",", "")) for match in found if match]
+        matches = (pattern.search(line.text) for line in list(self.lines))
+        return [int(match[1].replace(",", "")) for match in matches if match]
 
     def quiet_since(self) -> float:
         """Waits until nothing is printed for three seconds; returns when that began."""
@@ -174,5 +176,5 @@ def _compiling(environment: Mapping[str, str], processes: int) -> dict[str, str]
 def is_saving(directory: Path) -> bool:
     """Returns whether a checkpoint is being written now, by its unfinished directory."""
     with contextlib.suppress(FileNotFoundError):
-        return any("tmp" in name for name in os.listdir(directory / "checkpoints"))
+        return any(WRITTEN.fullmatch(name) for name in os.listdir(directory / "checkpoints"))
     return False

@@ -172,8 +172,8 @@ def _problem(
 ) -> str:
     """Returns what is wrong with a start after a file was damaged; "" if nothing is."""
     text = "\n".join(said)
-    if found := UNWANTED.search(text):
-        return f"prints {found[0]!r} and {len(said)} lines"
+    if match := UNWANTED.search(text):
+        return f"prints {match[0]!r} and {len(said)} lines"
     if answer["code"] or "digest" not in answer:
         return f"ends with {answer['code']}"
     if len(said) > MOST_LINES or not said:
@@ -206,7 +206,9 @@ def test_a_run_trains_on_from_the_step_before_its_largest_damaged_file(
 
 
 def test_damage_is_judged_by_what_is_loaded(tmp_path: Path) -> None:
-    newest, earlier, file = {"digest": "new"}, {"digest": "old"}, Path("state/d/0a")
+    newest = {"digest": "new"}
+    earlier = {"digest": "old"}
+    file = Path("state/d/0a")
     good = {"code": 0, "step": 15, "digest": "old", "text": ""}
 
     def problem(said: list[str], name: Path = file, **changed: object) -> str:

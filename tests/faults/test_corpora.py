@@ -14,7 +14,8 @@ from tests.faults.runs import END_SECONDS, INPUT, MORE_STEPS, STORAGE, TRAINED_S
 from tests.http_server import FileServer, serving, stall
 
 UNREADABLE = INPUT | STORAGE
-READ_SECONDS, READ_ATTEMPTS = 2.0, 2
+READ_SECONDS = 2.0
+READ_ATTEMPTS = 2
 READING = (
     f"--gin.config.DataConfig.read_timeout_seconds={READ_SECONDS}",
     f"--gin.config.DataConfig.read_attempts={READ_ATTEMPTS}",
@@ -77,14 +78,14 @@ TRIALS = [("jsonl", way) for way in CHANGES] + [("jsonl.gz", way) for way in PAC
 @pytest.fixture(scope="module")
 def originals(runs: Runs) -> dict[str, Path]:
     """For each form of the files a folder with the corpus as two of them."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     lines = _lines(runs.corpus)
     for form in ("jsonl", "jsonl.gz"):
-        found[form] = runs.new("corpus")
-        found[form].mkdir()
-        _write(found[form] / f"a.{form}", b"".join(lines[::2]))
-        _write(found[form] / f"b.{form}", b"".join(lines[1::2]))
-    return found
+        folders[form] = runs.new("corpus")
+        folders[form].mkdir()
+        _write(folders[form] / f"a.{form}", b"".join(lines[::2]))
+        _write(folders[form] / f"b.{form}", b"".join(lines[1::2]))
+    return folders
 
 
 @pytest.fixture

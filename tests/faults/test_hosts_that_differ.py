@@ -21,11 +21,11 @@ CODE = kill.ROOT / "tasks" / "demo.py"  # a file that every run of these tests i
 OVER = 'mount --bind "$0" "$1" && shift && exec "$@"'
 
 
-def _hidden(other: Path, place: Path) -> list[str]:
+def _hidden(other: Path, path: Path) -> list[str]:
     """Returns the words of a command that sees `other` at `place`, as another machine might."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("a process that sees other files: run as root, or by `unshare -rm python -m pytest`")
-    return ["unshare", "-m", "sh", "-c", OVER, str(other), str(place)]
+    return ["unshare", "-m", "sh", "-c", OVER, str(other), str(path)]
 
 
 def _other_rate(runs: Runs, folder: Path) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _other_package(runs: Runs, folder: Path) -> dict[str, Any]:
     return {"variables": {1: {"PYTHONPATH": str(installed)}}}
 
 
-DIFFERENCES: dict[str, tuple[str, Callable[[Runs, Path], dict[str, Any]]]] = {  # what is said, and who makes it
+DIFFERENCES: dict[str, tuple[str, Callable[[Runs, Path], dict[str, Any]]]] = {  # sentence, function
     "other-setting": (r"LEARNING_RATE.*0\.1|learning_rate.*0\.1", _other_rate),
     "other-corpus-file": ("another", _other_file),
     "other-text": (r"a\.jsonl", _other_text),

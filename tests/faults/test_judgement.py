@@ -38,7 +38,7 @@ def test_one_sentence_and_the_right_exit_status_are_right(known: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("judged", "wrong"),
     [
         ({"codes": (0,)}, "ends with 0, not 75"),
         ({"codes": (None,)}, "process 0 still runs"),
@@ -50,16 +50,17 @@ def test_one_sentence_and_the_right_exit_status_are_right(known: Runs) -> None:
         ({"at": 9.0}, "nothing is said"),  # it was said before the fault
     ],
 )
-def test_anything_else_is_wrong(known: Runs, given: dict, wrong: str) -> None:
-    texts = given.pop("texts", ("saved",))
+def test_anything_else_is_wrong(known: Runs, judged: dict, wrong: str) -> None:
+    texts = judged.pop("texts", ("saved",))
     with pytest.raises(AssertionError, match=wrong):
-        check(known, *texts, **given)
+        check(known, *texts, **judged)
 
 
 @pytest.fixture
 def trained(known: Runs, monkeypatch: pytest.MonkeyPatch) -> tuple[Start, Path]:
     """A start that went from step 2 to step 3 as the undisturbed run of one shard did."""
-    hashes, directory = known.folder / "hashes.txt", known.folder / "run"
+    hashes = known.folder / "hashes.txt"
+    directory = known.folder / "run"
     directory.mkdir()
     hashes.write_text("0 3 " + "a" * 16 + "\n")
     record = {"kind": "train", "step": 3, "time": "", "loss": 5.0}

@@ -174,7 +174,7 @@ def _move_for_a_while(start: Start, directory: Path) -> None:
 
 
 DISTURBANCES = {
-    "stopped-60-s-of-1": (_stop_for_a_while, None),  # and what is said
+    "stopped-60-s-of-1": (_stop_for_a_while, None),  # and the sentence
     "model-dir-moved": (_move_for_a_while, "is gone|tried again"),
 }
 

@@ -30,15 +30,15 @@ ALL_RIGHTS = "-dac_override,-dac_read_search"  # what lets root write where it h
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a file system of 30 MB of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(place)]
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(folder)]
     if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("no small file system can be mounted: run as root, or by `unshare -rm python -m pytest`")
     try:
-        yield place
+        yield folder
     finally:
-        subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
+        subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from etils import epath
 import limba
 from limba.config import ConfigError
 from limba.export.card import write_card
-from limba.formats import huggingface_files, t5x
+from limba.formats import t5x
 from limba.formats.huggingface_files import Form
+from limba.formats.huggingface_tokenizer import extra_ids_in
 from limba.inference.source import VocabularyName, find
 from limba.training.checkpoints.initial import check_initial
 
@@ -50,8 +51,8 @@ def as_google_wrote_it(folder: Path, published: Path) -> Path:
     for file in ("config.json", "model.safetensors"):
         (folder / file).write_bytes((published / file).read_bytes())
     names = [f"<extra_id_{number}>" for number in range(125)]
-    about = {"extra_ids": 125, "additional_special_tokens": names, "tokenizer_class": "ByT5Tokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    settings = {"extra_ids": 125, "additional_special_tokens": names, "tokenizer_class": "ByT5Tokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -86,7 +87,7 @@ def test_its_export_gives_transformers_these_ids_and_the_card_says_it(published:
     assert ids == limba.load(saved).tokenize(TEXT).tolist() and 258 in ids and max(ids) == 258
     assert tokens.decode(ids) == TEXT + "</s>"
     tokens.save_pretrained(tmp_path / "again")  # and back through transformers
-    assert huggingface_files.extra_ids_in(epath.Path(tmp_path / "again")) == 0
+    assert extra_ids_in(epath.Path(tmp_path / "again")) == 0
     for folder, says in ((saved, True), (tmp_path / "other", False)):
         Path(folder).mkdir(exist_ok=True)
         write_card(Path(folder), find(str(saved)), 0, Form(("pytorch",)), (), limba.config.CardConfig())
@@ -118,7 +119,7 @@ def test_a_run_does_not_learn_the_sentinels_again(published: Path, tmp_path: Pat
 
 
 def t5x_checkpoint(folder: Path, trained: int | None) -> str:
-    """A T5X checkpoint whose sentinels are those of `trained` extra ids; None: without Adafactor's averages.
+    """A T5X checkpoint trained with `trained` extra ids; None: without Adafactor's averages.
 
     T5X's Adafactor adds 1e-30 to each squared gradient: a row that no example has looked up has this and no more.
     """
@@ -137,12 +138,12 @@ def test_the_averages_of_a_t5x_checkpoint_tell_what_was_trained(
     tmp_path: Path, trained: int, wanted: int, is_right: bool
 ) -> None:
     path = t5x_checkpoint(tmp_path, trained)
-    for place in (path, str(tmp_path)):
+    for source in (path, str(tmp_path)):
         if is_right:
-            check_initial(place, wanted)
+            check_initial(source, wanted)
         else:
             with pytest.raises(ConfigError, match="has learned 258, 257"):
-                check_initial(place, wanted)
+                check_initial(source, wanted)
 
 
 @pytest.mark.parametrize(("trained", "wanted"), [(None, 125), (125, 0)])

@@ -11,7 +11,7 @@ import transformers
 from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
 from limba.export.huggingface import import_folder
-from limba.formats import architectures, huggingface, huggingface_files
+from limba.formats import architectures, huggingface, huggingface_files, huggingface_tokenizer
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
@@ -75,8 +75,8 @@ def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
     imported = LimbaCheckpoint(tmp_path / "imported/checkpoints/0")
     assert all(np.array_equal(imported[name], arrays[name]) for name in arrays) and set(imported) == set(arrays)
 
-    model, about = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert type(model).__name__ == architecture and not about["missing_keys"] and not about["unexpected_keys"]
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(model).__name__ == architecture and not loading["missing_keys"] and not loading["unexpected_keys"]
     ids = np.random.default_rng(1).integers(2, 250, (2, 150)).astype(np.int32)
     ids[:, 0] = 0
     with torch.no_grad():
@@ -111,8 +111,8 @@ def test_folders_that_do_not_fit_are_said(tmp_path):
     huggingface_files.write_pytorch(tmp_path, arrays, config)
     with pytest.raises(InputError, match=r"has no transformer.h.2.ln_1.weight, and .* more"):
         huggingface.open_folder(tmp_path, tiny.language_model(**{**vars(config), "num_decoder_layers": 3}))
-    about = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**about, "activation_function": "tanh"}))
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "activation_function": "tanh"}))
     with pytest.raises(InputError, match="activation"):
         huggingface.model_config(tmp_path)
 
@@ -120,7 +120,7 @@ def test_folders_that_do_not_fit_are_said(tmp_path):
 def test_bytes_have_a_tokenizer(tmp_path):
     """ByT5's ids, padding before a text and no end of sequence behind it, sentinels at the top."""
     huggingface_files.write_configs(tmp_path, tiny.language_model(vocab_size=384), "float32")
-    huggingface_files.write_tokenizer(tmp_path, "byte", 2, starts=True)
+    huggingface_tokenizer.write_tokenizer(tmp_path, "byte", 2, starts=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     vocabulary = load_vocabulary("byte", 2)
     texts = ["昔々、あるところに", "naïve  ☃ 🙂\n\tx", "", " a\u0000\x7f\u00ad", "".join(map(chr, range(0x21, 0x2000)))]

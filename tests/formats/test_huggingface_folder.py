@@ -120,11 +120,11 @@ def test_bad_folders_are_refused(tmp_path):
     weights.write_bytes(b"\x01")
     with pytest.raises(InputError, match="cannot be read as safetensors"):
         load_initial(str(folder), abstract, config, fresh, False)
-    for about, message in (
+    for content, message in (
         ('{"model_type": "bart"}', "only mt5, t5, umt5"),
         ('{"model_type": "llama"}', "no 'vocab_size'"),
     ):
-        (folder / "config.json").write_text(about)
+        (folder / "config.json").write_text(content)
         with pytest.raises(InputError, match=message):
             huggingface.model_config(folder)
 
@@ -143,8 +143,8 @@ def own_head_saved_by_5(tmp_path, family="t5_1_1", **choices):
     model = model_type(config_type(**SIZES, feed_forward_proj=feed_forward, tie_word_embeddings=False)).eval()
     model.lm_head.weight = torch.nn.Parameter(torch.randn(SIZES["vocab_size"], SIZES["d_model"]) * 0.1)
     model.save_pretrained(tmp_path, **choices)
-    about = json.loads((tmp_path / "config.json").read_text())
-    assert about["tie_word_embeddings"] is True and int(about["transformers_version"].partition(".")[0]) >= 5
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert settings["tie_word_embeddings"] is True and int(settings["transformers_version"].partition(".")[0]) >= 5
     return model.state_dict(), model.lm_head.weight.detach().numpy()
 
 
@@ -179,8 +179,8 @@ def test_a_copy_in_any_dtype_is_tied(dtype, form, is_own, tmp_path):
         torch.save(weights, tmp_path / "pytorch_model.bin")
     else:
         safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
-    about = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**about, "scale_decoder_outputs": True}))
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "scale_decoder_outputs": True}))
     config = huggingface.model_config(tmp_path)
     assert config.logits_via_embedding == (not is_own)
     arrays = huggingface.open_folder(tmp_path, config)
@@ -204,7 +204,7 @@ def test_a_run_starts_from_the_own_layer_of_a_folder_by_5(tmp_path):
 def test_what_4_57_computes_of_an_umt5_for_5_is_what_it_saves(tmp_path):
     """It keeps the entry by which Limba multiplied the layer, and does not divide."""
     _, head = own_head_saved_by_5(tmp_path, "umt5")
-    about = json.loads((tmp_path / "config.json").read_text())
+    settings = json.loads((tmp_path / "config.json").read_text())
     scale = SIZES["d_model"] ** 0.5
     for changes, divided in (
         ({}, scale),
@@ -213,6 +213,6 @@ def test_what_4_57_computes_of_an_umt5_for_5_is_what_it_saves(tmp_path):
         ({"transformers_version": "4.57.6", "tie_word_embeddings": False, huggingface.HEAD_SCALE: scale}, 1.0),
         ({"transformers_version": "4.57.6", "tie_word_embeddings": False}, 1.0),
     ):
-        (tmp_path / "config.json").write_text(json.dumps({**about, **changes}))
+        (tmp_path / "config.json").write_text(json.dumps({**settings, **changes}))
         arrays = huggingface.open_folder(tmp_path, huggingface.model_config(tmp_path))
         np.testing.assert_array_equal(arrays[huggingface.HEAD], head.T / np.float32(divided))

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from limba.config import InputError, ModelConfig
-from limba.formats import architectures, huggingface, huggingface_keys
+from limba.formats import huggingface, huggingface_config, huggingface_keys
 from limba.formats.huggingface_keys import IRRELEVANT, KEYS, READ, Only
 from limba.formats.names import unflatten
 from limba.model import Network
@@ -61,26 +61,26 @@ INTERNAL = {"_name_or_path", "model_type"}
 
 def made(kind: str, changes: dict) -> tuple[torch.nn.Module, dict]:
     """A tiny model of transformers with a config.json of these keys, as its file says them; and that file."""
-    about = {**SIZES[kind], **changes}
+    config = {**SIZES[kind], **changes}
     config_type, model_type = (getattr(transformers, name) for name in CLASSES[kind])
     torch.manual_seed(0)
-    model = model_type(config_type.from_dict(dict(about))).eval()
+    model = model_type(config_type.from_dict(dict(config))).eval()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             scale = 0.5 if parameter.ndim > 1 else 0.2
             # By its name, so that another key does not move the numbers of the others.
             random = torch.Generator().manual_seed(sum(map(ord, name)) * 7919 % 65521)
             parameter.copy_(torch.randn(parameter.shape, generator=random) * scale + (parameter.ndim == 1) * 1.0)
-    return model, {"model_type": kind, "architectures": [CLASSES[kind][1]], **about}
+    return model, {"model_type": kind, "architectures": [CLASSES[kind][1]], **config}
 
 
 def theirs(model: torch.nn.Module, kind: str, state: dict | None = None) -> np.ndarray:
     if state is not None:
         model.load_state_dict(state)
-    given = {"decoder_input_ids": torch.tensor([START])} if kind.endswith("t5") else {}
+    decoder = {"decoder_input_ids": torch.tensor([START])} if kind.endswith("t5") else {}
     with torch.no_grad():
-        found = model(input_ids=torch.tensor([ROW]), **given)
-    return (found[0] if isinstance(found, tuple) else found.logits).float().numpy()[0]
+        output = model(input_ids=torch.tensor([ROW]), **decoder)
+    return (output[0] if isinstance(output, tuple) else output.logits).float().numpy()[0]
 
 
 @functools.cache
@@ -88,11 +88,11 @@ def apply_of(config):
     return jax.jit(Network(config).apply)
 
 
-def ours(folder, model: torch.nn.Module, about: dict) -> np.ndarray:
+def ours(folder, model: torch.nn.Module, settings: dict) -> np.ndarray:
     """Limba's logits of a folder with this config.json and the model's weights."""
     from safetensors.torch import save_file
 
-    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "config.json").write_text(json.dumps(settings))
     state = {name: value.clone().contiguous() for name, value in model.state_dict().items()}
     save_file(state, folder / "model.safetensors")
     config = huggingface.model_config(folder)
@@ -161,8 +161,8 @@ def test_every_key_of_the_class_is_decided(kind):
 
 def _is_set(name: str) -> bool:
     """Whether a config.json can set it: a property with a setter."""
-    found = getattr(transformers.PretrainedConfig, name, None)
-    return isinstance(found, property) and found.fset is not None
+    attribute = getattr(transformers.PretrainedConfig, name, None)
+    return isinstance(attribute, property) and attribute.fset is not None
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -178,14 +178,14 @@ def test_an_irrelevant_key_changes_no_logits_of_transformers(kind):
 
     for begin in range(0, len(keys), TOGETHER):
         changes = {key: other_value(base.config, key) for key in keys[begin : begin + TOGETHER]}
-        found = theirs(made_without_weights(kind, changes), kind, state)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=limit, err_msg=", ".join(changes))
+        logits = theirs(made_without_weights(kind, changes), kind, state)
+        np.testing.assert_allclose(logits, wanted, rtol=0, atol=limit, err_msg=", ".join(changes))
 
 
 def made_without_weights(kind: str, changes: dict) -> torch.nn.Module:
-    about = {**SIZES[kind], **changes}
+    config = {**SIZES[kind], **changes}
     config_type, model_type = (getattr(transformers, name) for name in CLASSES[kind])
-    return model_type(config_type.from_dict(dict(about))).eval()
+    return model_type(config_type.from_dict(dict(config))).eval()
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -355,13 +355,13 @@ def test_each_key_that_is_read_has_values_here(kind):
 def tried(kind: str, changes: dict, folder) -> str:
     """Returns "equal", or what Limba says; it fails where Limba's logits are others than transformers'."""
     folder.mkdir()
-    model, about = made(kind, changes)
+    model, config = made(kind, changes)
     try:
         wanted = theirs(model, kind)
     except RuntimeError:  # shapes that do not fit, which Limba has to refuse
         wanted = np.full((1, 1), np.nan)
     try:
-        found = ours(folder, model, about)
+        logits = ours(folder, model, config)
     except InputError as error:
         sentence = str(error)
     else:
@@ -369,7 +369,7 @@ def tried(kind: str, changes: dict, folder) -> str:
     if sentence:
         assert "\n" not in sentence and str(folder) in sentence
         return f"refused: {sentence}"
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * max(1.0, np.abs(wanted).max()), err_msg=str(changes))
+    np.testing.assert_allclose(logits, wanted, atol=1e-4 * max(1.0, np.abs(wanted).max()), err_msg=str(changes))
     return "equal"
 
 
@@ -396,12 +396,12 @@ def test_keys_that_say_something_together_give_the_logits_of_transformers(kind, 
 def test_an_activation_is_written_as_it_is_read(kind):
     """The exact gelu too, which version 4.57 and 5 of a T5 take from `dense_act_fn`."""
     for activation in ("relu", "gelu", "gelu_new", "silu"):
-        about = {**SIZES[kind], "feed_forward_proj": f"gated-{activation}", "dense_act_fn": activation}
-        about |= dict.fromkeys(("hidden_act", "activation_function"), activation)
-        about |= dict.fromkeys(("hidden_activation", "classifier_activation"), activation)
-        config = ModelConfig(**architectures.model_fields(about, kind))
-        written = architectures.config_json(config, mask_id=2)
-        again = ModelConfig(**architectures.model_fields(written, written["model_type"]))
+        settings = {**SIZES[kind], "feed_forward_proj": f"gated-{activation}", "dense_act_fn": activation}
+        settings |= dict.fromkeys(("hidden_act", "activation_function"), activation)
+        settings |= dict.fromkeys(("hidden_activation", "classifier_activation"), activation)
+        config = ModelConfig(**huggingface_config.model_fields(settings, kind))
+        written = huggingface_config.config_json(config, mask_id=2)
+        again = ModelConfig(**huggingface_config.model_fields(written, written["model_type"]))
         assert again.mlp_activations == config.mlp_activations
         theirs = getattr(transformers, CLASSES[written["model_type"]][0]).from_dict(dict(written))
         keys = ("dense_act_fn", "hidden_act", "activation_function", "hidden_activation")

@@ -38,7 +38,7 @@ def edited(folder, change):
 
 
 def same_as_transformers(folder, kind, cls=None):
-    """Limba's arrays of a folder are those of transformers' model, by the names and in the shapes that we write."""
+    """Limba's arrays of a folder equal those in transformers' model, by the names and in the shapes that we write."""
     theirs = getattr(transformers, cls or CLASSES[kind][1]).from_pretrained(folder).float().state_dict()
     config = huggingface.model_config(folder)
     ours = architectures.written(huggingface.open_folder(folder, config), config)
@@ -63,8 +63,8 @@ def moved(*names):
 
     def change(state):
         places = ("shared.weight", "model.embed_tokens.weight", "transformer.wte.weight")
-        found = next(state.pop(name) for name in places if name in state)
-        return state | {name: found.clone() for name in names}
+        tensor = next(state.pop(name) for name in places if name in state)
+        return state | {name: tensor.clone() for name in names}
 
     return change
 
@@ -162,8 +162,8 @@ def test_the_class_of_a_t5_for_texts_is_refused_since_it_has_its_decoder(tmp_pat
 
 def test_the_encoder_of_a_whole_t5_is_read(tmp_path):
     folder = saved(tmp_path, "t5")
-    about = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**about, "architectures": ["T5EncoderModel"]}))
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "architectures": ["T5EncoderModel"]}))
     same_as_transformers(folder, "t5", "T5EncoderModel")
 
 
@@ -189,18 +189,21 @@ def states(tmp_path):
 
 
 SETS = {
-    "one file, then shards": lambda one, two, place: (one_file(one, place), in_shards(two, place)),
-    "shards, then .bin": lambda one, two, place: (in_shards(one, place), torch.save(two, place / "pytorch_model.bin")),
-    "one .bin, then shards": lambda one, two, place: (
-        torch.save(one, place / "pytorch_model.bin"),
-        in_shards(two, place, "bin"),
+    "one file, then shards": lambda one, two, folder: (one_file(one, folder), in_shards(two, folder)),
+    "shards, then .bin": lambda one, two, folder: (
+        in_shards(one, folder),
+        torch.save(two, folder / "pytorch_model.bin"),
     ),
-    "shards of both": lambda one, two, place: (in_shards(one, place), in_shards(two, place, "bin")),
-    "all": lambda one, two, place: (
-        one_file(one, place),
-        in_shards(two, place),
-        torch.save(two, place / "pytorch_model.bin"),
-        (place / "flax_model.msgpack").write_bytes(b""),
+    "one .bin, then shards": lambda one, two, folder: (
+        torch.save(one, folder / "pytorch_model.bin"),
+        in_shards(two, folder, "bin"),
+    ),
+    "shards of both": lambda one, two, folder: (in_shards(one, folder), in_shards(two, folder, "bin")),
+    "all": lambda one, two, folder: (
+        one_file(one, folder),
+        in_shards(two, folder),
+        torch.save(two, folder / "pytorch_model.bin"),
+        (folder / "flax_model.msgpack").write_bytes(b""),
     ),
 }
 

@@ -26,10 +26,10 @@ def weights() -> dict[str, torch.Tensor]:
     numbers = torch.randn(6, 8)
     kinds = {"half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64, "bool": torch.bool}
     kinds |= {"long": torch.int64, "int": torch.int32, "short": torch.int16, "char": torch.int8, "byte": torch.uint8}
-    found = {name: (numbers.abs() * 9).to(kind) for name, kind in kinds.items()}
-    found |= {"float": numbers, "rows": numbers[2:4], "transposed": numbers.T, "every_other": numbers[:, 1::2]}
-    found |= {"spread": numbers[0].expand(3, 8), "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4)}
-    return {**found, "parameter": torch.nn.Parameter(numbers[1]), "nan": torch.tensor([float("nan"), float("inf")])}
+    tensors = {name: (numbers.abs() * 9).to(kind) for name, kind in kinds.items()}
+    tensors |= {"float": numbers, "rows": numbers[2:4], "transposed": numbers.T, "every_other": numbers[:, 1::2]}
+    tensors |= {"spread": numbers[0].expand(3, 8), "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4)}
+    return {**tensors, "parameter": torch.nn.Parameter(numbers[1]), "nan": torch.tensor([float("nan"), float("inf")])}
 
 
 def same(folder: Path, wanted: dict[str, torch.Tensor]) -> None:
@@ -76,7 +76,7 @@ class Harmful:
 
 
 class Built:
-    """Has a pickle call a function that the reader knows with what is no tensor's, and set an attribute of it."""
+    """Has a pickle call a function that the reader knows with arguments no tensor has, and set an attribute of it."""
 
     def __reduce__(self) -> tuple:
         return torch._utils._rebuild_tensor_v2, ("storage", 0, (2,), (1,)), (None, {"__name__": "harm"})
@@ -155,12 +155,12 @@ def test_torch_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def read_again(folder: Path, wanted: dict[str, torch.Tensor]) -> None:
-    found = open_safetensors(folder)
+    read = open_safetensors(folder)
     theirs = safetensors.torch.load_file(folder / "model.safetensors")
-    assert sorted(found) == sorted(wanted) == sorted(theirs)
+    assert sorted(read) == sorted(wanted) == sorted(theirs)
     for name, tensor in wanted.items():
         expected = tensor.detach().float()
-        np.testing.assert_array_equal(found[name], expected.numpy())
+        np.testing.assert_array_equal(read[name], expected.numpy())
         torch.testing.assert_close(theirs[name], expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -179,7 +179,7 @@ def test_the_weights_are_written_as_safetensors_once(tmp_path: Path, caplog: pyt
     torch.save({"rows": torch.ones(2)}, path)
     assert as_safetensors(tmp_path) == tmp_path and len(caplog.messages) == 2
     read_again(tmp_path, {"rows": torch.ones(2)})
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.safetensors", "pytorch_model.bin"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.safetensors", "pytorch_model.bin"]
 
 
 def test_safetensors_of_somebody_else_stay(tmp_path: Path) -> None:
@@ -199,10 +199,10 @@ def test_a_folder_that_cannot_be_written_has_them_in_the_cache(
     torch.save(weights(), folder / "pytorch_model.bin")
     write = pytorch_bin._write
 
-    def refused(place: Path, *given: object) -> None:
-        if place == folder:
-            raise PermissionError(13, "Permission denied", str(place))
-        write(place, *given)  # pyright: ignore[reportArgumentType]
+    def refused(path: Path, *arguments: object) -> None:
+        if path == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        write(path, *arguments)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(pytorch_bin, "_write", refused)
     kept = as_safetensors(folder)

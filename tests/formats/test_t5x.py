@@ -196,7 +196,7 @@ def test_a_checkpoint_cut_short_is_named(legacy, damage, message):
 
 
 def test_a_checkpoint_of_mesh_tensorflow_is_told_where_its_model_lies_for_t5x():
-    """The names are those of docs/models.md of T5X, and of the lists of ByT5 and mT5 for Mesh TensorFlow."""
+    """The names come from T5X's docs/models.md, and from the lists of ByT5 and mT5 for Mesh TensorFlow."""
     public = "gs://t5-data/pretrained_models"
     there = r"Mesh TensorFlow.* gs://t5-data/pretrained_models/t5x/"
     for path, name in (
@@ -219,18 +219,18 @@ def test_other_networks_are_refused(legacy):
 
 def shapes_of(encoder: int, decoder: int, plain: bool, tied: bool, bias_in_layers: bool, inside: bool) -> dict:
     """Names and shapes of T5X: width 16, 3 heads of 4, 24 in the MLP, 40 ids, 32 buckets."""
-    found = {f"{'decoder/' if inside else ''}token_embedder/embedding": (40, 16)}
+    shapes = {f"{'decoder/' if inside else ''}token_embedder/embedding": (40, 16)}
     for side, number in (("encoder", encoder), ("decoder", decoder)):
         for i in range(number):
             attention = "self_attention" if side == "decoder" else "attention"
-            found[f"{side}/layers_{i}/{attention}/query/kernel"] = (16, 12)
+            shapes[f"{side}/layers_{i}/{attention}/query/kernel"] = (16, 12)
             for name in ("wi",) if plain else ("wi_0", "wi_1"):
-                found[f"{side}/layers_{i}/mlp/{name}/kernel"] = (16, 24)
+                shapes[f"{side}/layers_{i}/mlp/{name}/kernel"] = (16, 24)
             if bias_in_layers:
-                found[f"{side}/layers_{i}/relpos_bias/rel_embedding"] = (3, 32)
+                shapes[f"{side}/layers_{i}/relpos_bias/rel_embedding"] = (3, 32)
         if number and not bias_in_layers:
-            found[f"{side}/relpos_bias/rel_embedding"] = (3, 32)
-    return found if tied else {**found, "decoder/logits_dense/kernel": (16, 40)}
+            shapes[f"{side}/relpos_bias/rel_embedding"] = (3, 32)
+    return shapes if tied else {**shapes, "decoder/logits_dense/kernel": (16, 40)}
 
 
 @pytest.mark.core

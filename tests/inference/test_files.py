@@ -35,8 +35,8 @@ def content(path):
 
 
 def names(path):
-    system, place = fsspec.core.url_to_fs(path)
-    return sorted(name.rpartition("/")[2] for name in system.find(place.rpartition("/")[0]) if "/out" in name)
+    system, path_there = fsspec.core.url_to_fs(path)
+    return sorted(name.rpartition("/")[2] for name in system.find(path_there.rpartition("/")[0]) if "/out" in name)
 
 
 def test_an_output_is_resumed_wherever_it_is(path, tmp_path):
@@ -149,13 +149,13 @@ def test_parts_that_a_kill_left_behind_are_not_counted_twice():
     assert names(path) == ["out.txt", "out.txt.about.json"]
 
 
-@pytest.mark.parametrize("place", ["nowhere://a/b.jsonl", "http://127.0.0.1:9/b.jsonl"])
-def test_addresses_that_cannot_be(place, monkeypatch):
+@pytest.mark.parametrize("address", ["nowhere://a/b.jsonl", "http://127.0.0.1:9/b.jsonl"])
+def test_addresses_that_cannot_be(address, monkeypatch):
     monkeypatch.setattr(text_files, "POLICY", text_files.remote.ReadPolicy(timeout_seconds=2.0, attempts=1))
-    with pytest.raises(InputError, match=f"The output {place} cannot be written"):
-        text_files.Output(place, ABOUT)
-    with pytest.raises(InputError, match=f"The input {place} cannot be read"):
-        list(text_files.records(place, ["inputs"]))
+    with pytest.raises(InputError, match=f"The output {address} cannot be written"):
+        text_files.Output(address, ABOUT)
+    with pytest.raises(InputError, match=f"The input {address} cannot be read"):
+        list(text_files.records(address, ["inputs"]))
 
 
 def test_inputs_that_are_cut_off_or_not_there(tmp_path):

@@ -56,7 +56,7 @@ def answered(search: gap_filling.Search, next_logits) -> list[list[gap_pieces.Fi
 def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
     pieces = gap_pieces.pieces_of(load_vocabulary("byte"), 384, SpecialIds())
     table = {
-        "": {"<next>": 0.5, ".": 0.2, "a": 0.12, "i": 0.09, "o": 0.06, "u": 0.03},  # the likeliest is no word
+        "": {"<next>": 0.5, ".": 0.2, "a": 0.12, "i": 0.09, "o": 0.06, "u": 0.03},  # the likeliest is not a word
         "a": {"<next>": 0.25, "n": 0.75},
         "an": {"</s>": 0.6, "<next>": 0.4},
         "i": {"n": 1.0},
@@ -79,8 +79,8 @@ def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
 def test_no_fill_is_half_a_letter_or_without_one() -> None:
     pieces = gap_pieces.pieces_of(load_vocabulary("byte"), 384, SpecialIds())
     table = {"": {"ă": 0.6, "b": 0.4}}  # the first byte of two, then the end
-    (found,) = answered(gap_filling.fills("<extra_id_0>", pieces), Known(table, pieces, 384))
-    assert [fill.text for fill in found][:1] == ["b"] and all(fill.text.isalnum() for fill in found)
+    (fills,) = answered(gap_filling.fills("<extra_id_0>", pieces), Known(table, pieces, 384))
+    assert [fill.text for fill in fills][:1] == ["b"] and all(fill.text.isalnum() for fill in fills)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_words_are_hidden_in_any_script(text: str, count: int) -> None:
         return
     assert hidden is not None and hidden == sentences.hidden_words(text) and len(hidden.words) == count
     joined = hidden.masked
-    for place, word in enumerate(hidden.words):
-        assert len(word) >= 2 and f"<extra_id_{place}>" in joined
-        joined = joined.replace(f"<extra_id_{place}>", word)
+    for index, word in enumerate(hidden.words):
+        assert len(word) >= 2 and f"<extra_id_{index}>" in joined
+        joined = joined.replace(f"<extra_id_{index}>", word)
     assert joined == text
 
 
@@ -115,27 +115,27 @@ def test_sentences_are_prose() -> None:
         prose,
         prose,
     ]
-    found = list(sentences.sentences(documents, 2))
-    assert [hidden.text for hidden in found] == [prose, prose]
+    all_sentences = list(sentences.sentences(documents, 2))
+    assert [hidden.text for hidden in all_sentences] == [prose, prose]
     several = sentences.sentences([f"{prose} {prose} {prose}", prose, prose], 3, of_document=2)
     assert [hidden.text for hidden in several] == [prose] * 3
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> limba.TrainedModel:
-    place = tmp_path_factory.mktemp("fill") / "run"
-    write_run(place, config_of(), steps=(9,))
-    return limba.load(place, vocabulary="byte")
+    folder = tmp_path_factory.mktemp("fill") / "run"
+    write_run(folder, config_of(), steps=(9,))
+    return limba.load(folder, vocabulary="byte")
 
 
 @pytest.mark.slow
 def test_texts_side_by_side_are_filled_as_each_alone(trained: limba.TrainedModel) -> None:
     texts = [f"The {'long ' * (number % 5)}text <extra_id_0> number {number} ___." for number in range(20)]
     together = trained.fill(texts, top=9)
-    for text, found in zip(texts[::6], together[::6], strict=True):
+    for text, together_fills in zip(texts[::6], together[::6], strict=True):
         alone = trained.fill(text, top=9)
         assert len(alone) == 2 and all(len(gap) == 9 for gap in alone)
-        for gap, other in zip(found, alone, strict=True):
+        for gap, other in zip(together_fills, alone, strict=True):
             assert [fill.text for fill in gap] == [fill.text for fill in other]
             np.testing.assert_allclose([f.probability for f in gap], [f.probability for f in other], rtol=1e-5)
     assert trained.fill([]) == []
@@ -159,7 +159,7 @@ def test_a_probability_is_that_of_the_pieces_and_of_any_end(trained: limba.Train
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("No gap.", "The text 'No gap.' has no gap; write <extra_id_0>, or ___, in the place of a word."),
+        ("No gap.", "The text 'No gap.' has no gap; write <extra_id_0>, or ___, for a word."),
         ("", "The text '' has no gap"),
         ("A <extra_id_1> b <extra_id_0>.", "Gap 1 of the text 'A <extra_id_1> b <extra_id_0>.' is <extra_id_1>; write"),
         ("A ___ b <extra_id_0>.", "Gap 2 of the text 'A ___ b <extra_id_0>.' is <extra_id_0>; write <extra_id_1>"),

@@ -42,8 +42,8 @@ def test_what_cannot_fit_is_refused_with_the_number_and_the_memory(
     says = rf"GenerationConfig.{name} is {number:,}: 8 texts .* 1.0 GB are free"
     with pytest.raises(ConfigError, match=says) as told:
         limits.check_generation(network, GenerationConfig(**choices), 8, mesh)
-    if found := re.search(r"give at most ([\d,]+)\.", str(told.value)):
-        fits = GenerationConfig(**{**choices, name: int(found[1].replace(",", ""))})
+    if match := re.search(r"give at most ([\d,]+)\.", str(told.value)):
+        fits = GenerationConfig(**{**choices, name: int(match[1].replace(",", ""))})
         limits.check_generation(network, fits, 8, mesh)
     limits.check_generation(network, GenerationConfig(max_tokens=512, num_beams=4), 64, mesh)
 

@@ -23,7 +23,7 @@ from limba.formats import t5x
 from limba.formats.names import unflatten
 from limba.formats.t5x import network_of
 from limba.inference.source import find
-from tests import tiny
+from tests import test_doctests, tiny
 from tests.export.runs import arrays_of, write_run
 from tests.http_server import ModelHubHandler, as_hub, serving
 
@@ -61,13 +61,13 @@ def hub_id(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 def test_every_kind_of_path_gives_the_same_logits(run: Path, hub_id: str) -> None:
     expected = limba.load(run, vocabulary="byte").logits(PAIRS)
-    assert [each.shape for each in expected] == [(6, 384), (3, 384), (41, 384)]
+    assert [array.shape for array in expected] == [(6, 384), (3, 384), (41, 384)]
     places = [run / "checkpoints" / "9", *(run.parent / name for name in ("legacy", "orbax", "folder")), hub_id]
-    for place in [*places, run.parent / "legacy" / "checkpoint_9"]:
-        own_vocabulary = place in (hub_id, run.parent / "folder")
-        model = limba.load(place, vocabulary=None if own_vocabulary else "byte")
-        for found, logits in zip(model.logits(PAIRS), expected, strict=True):
-            np.testing.assert_allclose(found, logits, atol=1e-5, err_msg=str(place))
+    for path in [*places, run.parent / "legacy" / "checkpoint_9"]:
+        own_vocabulary = path in (hub_id, run.parent / "folder")
+        model = limba.load(path, vocabulary=None if own_vocabulary else "byte")
+        for logits_now, logits in zip(model.logits(PAIRS), expected, strict=True):
+            np.testing.assert_allclose(logits_now, logits, atol=1e-5, err_msg=str(path))
     other = limba.load(run, step=7, vocabulary="byte")
     assert other.step == 7 and np.abs(other.logits(PAIRS)[0] - expected[0]).max() > 0.1
     with pytest.raises(InputError, match=r"no checkpoint at step 8 in .*choose from \[7, 9\]"):
@@ -101,7 +101,7 @@ def test_generated_text_follows_its_fields(run: Path) -> None:
     assert greedy == model.generate(texts, max_tokens=6, temperature=0, top_k=5)
     drawn = model.samples(texts, max_tokens=6, temperature=2.0, num_samples=2, seed=1)
     assert drawn[2][1].text == model.samples(texts, max_tokens=6, temperature=2.0, num_samples=2, seed=1)[2][1].text
-    assert len({each.text for several in drawn for each in several}) > 3
+    assert len({text.text for several in drawn for text in several}) > 3
     (beams, *_) = model.samples(texts, max_tokens=6, num_beams=3, num_samples=3)
     assert beams[0].score >= beams[1].score >= beams[2].score
     with pytest.raises(InputError, match="call samples"):
@@ -131,7 +131,7 @@ def test_a_language_model_continues_scores_and_encodes(tmp_path: Path) -> None:
 
 
 def test_a_prefix_lm_reads_prompts_as_it_learned_to(tmp_path: Path) -> None:
-    """Logits, likelihood and greedy text of a prompt are those of the rows that training makes, mask included."""
+    """Logits, likelihood and greedy text of a prompt equal those from the rows that training makes, mask included."""
     network = tiny.language_model(vocab_size=384, num_decoder_layers=2)
     prompt = "Un text"
     write_run(tmp_path / "run", network)
@@ -139,7 +139,7 @@ def test_a_prefix_lm_reads_prompts_as_it_learned_to(tmp_path: Path) -> None:
         "demo_span_corruption", {"targets": 32}, 8, "byte", objective="prefix_lm", task_modules=("tasks.demo",)
     )
     config = RunConfig(network, data, str(tmp_path / "run"), train_steps=1)
-    causal, model = (limba.load(tmp_path / "run", vocabulary="byte", config=each) for each in (network, config))
+    causal, model = (limba.load(tmp_path / "run", vocabulary="byte", config=settings) for settings in (network, config))
     assert model.reads_prefix and not causal.reads_prefix
     apply = jax.jit(model.network.apply)
 
@@ -190,13 +190,13 @@ def test_the_network_of_t5x_arrays_is_known_from_their_shapes(changes: dict) -> 
 
 
 def test_what_is_no_model_is_said(run: Path, tmp_path: Path) -> None:
-    for place, words in (
+    for path, words in (
         (tmp_path, "is an empty folder"),
         (run / "checkpoints", "is not a model"),
         (tmp_path / "none", "does not exist"),
     ):
-        with pytest.raises(InputError, match=rf"{re.escape(str(place))} {words}: looked there for a Limba run"):
-            limba.load(place)
+        with pytest.raises(InputError, match=rf"{re.escape(str(path))} {words}: looked there for a Limba run"):
+            limba.load(path)
     model = limba.load(run)
     with pytest.raises(InputError, match="has no vocabulary"):
         model.generate(["a"])
@@ -260,7 +260,21 @@ def test_the_example_of_the_page_on_python_runs(
 def test_an_imported_model_of_bytes_has_its_vocabulary(run: Path, tmp_path: Path) -> None:
     folder = limba.load(run, vocabulary="byte").save(tmp_path / "folder")
     import_folder(folder, tmp_path / "imported")
-    given = limba.load(folder)
+    of_folder = limba.load(folder)
     imported = limba.load(tmp_path / "imported")
-    assert imported.vocabulary == given.vocabulary
-    assert imported.score([("One <extra_id_0>.", "two")]) == given.score([("One <extra_id_0>.", "two")])
+    assert imported.vocabulary == of_folder.vocabulary
+    assert imported.score([("One <extra_id_0>.", "two")]) == of_folder.score([("One <extra_id_0>.", "two")])
+
+
+@pytest.mark.slow
+def test_examples_of_a_model_s_methods(tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `limba.load` and `TrainedModel`, with a T5 of bytes, as a reader of the docstrings has it."""
+    monkeypatch.chdir(tmp_path)
+    model = config_of()
+    write_run(tmp_path / "runs" / "demo", model, steps=(9,))
+    data = dataclasses.replace(tiny.demo_data(tmp_path / "corpus.jsonl", vocabulary), vocabulary="byte")
+    run = limba.RunConfig(model, data, "runs/demo", train_steps=9)
+    (tmp_path / "runs" / "demo" / saved_config.FILE).write_text(saved_config.to_text(run))
+    names = {"limba": limba, "model": limba.load("runs/demo")}
+    wrong = test_doctests.failures(ROOT / test_doctests.OF_A_MODEL, names)
+    assert not wrong, wrong

@@ -116,14 +116,15 @@ def test_an_exported_folder_reads_inputs_as_its_run(run: TrainedModel, tmp_path:
     folder = export(source, tmp_path / "exported", [5], Choices(formats=("pytorch",), checks=False))[5]
     opened = limba.load(folder)
     texts = [f"tell: {text}" for text, _ in PAIRS]  # the folder does not know the prefix of the task
-    for text, (given, told) in zip(texts, PAIRS, strict=True):
-        assert opened.tokenize(text).tolist() == trained.tokenize(given).tolist()
-        of_folder, of_run = opened.pair_ids(text, told), trained.pair_ids(given, told)
+    for text, (prompt, told) in zip(texts, PAIRS, strict=True):
+        assert opened.tokenize(text).tolist() == trained.tokenize(prompt).tolist()
+        of_folder = opened.pair_ids(text, told)
+        of_run = trained.pair_ids(prompt, told)
         assert all(np.array_equal(one, other) for one, other in zip(of_folder, of_run, strict=True))
     # Random weights write bytes that no text has, which a folder's tokenizer and ours show otherwise: ids are compared.
-    own = GenerationFields(max_tokens=6, ban_sentinels=False)
-    there = [written.ids.tolist() for (written,) in opened.samples(texts, **own)]
-    assert there == [written.ids.tolist() for (written,) in trained.samples([text for text, _ in PAIRS], **own)]
+    fields = GenerationFields(max_tokens=6, ban_sentinels=False)
+    there = [written.ids.tolist() for (written,) in opened.samples(texts, **fields)]
+    assert there == [written.ids.tolist() for (written,) in trained.samples([text for text, _ in PAIRS], **fields)]
     assert '"An input" + tokenizer.eos_token' in (folder / "README.md").read_text()
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert theirs(texts[0] + theirs.eos_token).input_ids == opened.tokenize(texts[0]).tolist()

@@ -1,7 +1,7 @@
 """Folders that transformers saves: ids are AutoTokenizer's, text, scores and vectors are the model's there.
 
 Eight classes of models times six styles of tokenizers, each by a generic and by a real class of transformers. The ids
-of all are compared on every landing, the numbers of a dozen; those of the others at night.
+of all are compared on every landing, the numbers of a dozen; the others' at night.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from etils import epath
 
 import limba
 from limba.config import InputError, MeshConfig, ModelConfig
-from limba.data.vocabulary import published
+from limba.data.vocabulary import published, tokenizer_classes
 from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
 from limba.data.vocabulary.sentinels import sentinel_table
 from limba.data.vocabulary.special_ids import SpecialIds
@@ -89,11 +89,11 @@ def test_older_files_are_read_by_the_same_rules(style: str, tmp_path: Path) -> N
     )
     for kind in ("PreTrainedTokenizerFast", f"{names.get(style, 'Llama')}TokenizerFast", "NobodysTokenizer"):
         for model_type, more in zip(itertools.cycle(("t5", "llama", "gpt2")), choices, strict=False):
-            about = {**roles, "tokenizer_class": kind, **more}
+            settings = {**roles, "tokenizer_class": kind, **more}
             folder = write(
                 tmp_path / "model",
                 config={"model_type": model_type},
-                tokenizer_config=about,
+                tokenizer_config=settings,
                 special_tokens_map=roles,
                 added_tokens={"<nl>": tokenizer.get_vocab_size()},
             )
@@ -103,7 +103,7 @@ def test_older_files_are_read_by_the_same_rules(style: str, tmp_path: Path) -> N
 
 ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 ODD_FILES = {
-    # Without an id yet: they get theirs in the order of transformers' roles, not in that of the file.
+    # Without an id yet: they get theirs in the order of transformers' roles, not of the file.
     "roles in the alphabet's order": ("endoftext", {**ENDOFTEXT, "mask_token": "<mask>", "pad_token": "[PAD]"}, {}, {}),
     "an ordinary token with a role": ("endoftext", {**ENDOFTEXT, "pad_token": "again"}, {}, {"tokens": ["again"]}),
     "padding in tokenizer.json alone": ("endoftext", ENDOFTEXT, {}, {"padding": "<pad>", "tokens": ["<pad>"]}),
@@ -128,7 +128,7 @@ ODD_FILES = {
 
 @pytest.mark.parametrize("name", ODD_FILES)
 def test_files_that_say_tokens_in_odd_ways_give_the_same_ids_and_text(name: str, tmp_path: Path) -> None:
-    style, about, special, more = ODD_FILES[name]
+    style, settings, special, more = ODD_FILES[name]
     tokenizer, _ = folders.STYLES[style]()
     tokenizer.add_tokens(list(more.get("tokens", ())))
     if "padding" in more:
@@ -136,7 +136,7 @@ def test_files_that_say_tokens_in_odd_ways_give_the_same_ids_and_text(name: str,
     folder = write(
         tmp_path / "model",
         config={"model_type": "t5" if style == "unigram" else "llama"},
-        tokenizer_config=about,
+        tokenizer_config=settings,
         **({"special_tokens_map": special} if special else {}),
     )
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -174,9 +174,9 @@ def test_a_sentencepiece_model_alone_is_read_as_transformers_converts_it(tmp_pat
 
 
 def train_spm(folder: Path, name: str, **choices: object) -> None:
-    given = {"vocab_size": 300, "hard_vocab_limit": False, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    options = {"vocab_size": 300, "hard_vocab_limit": False, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "corpus.txt"), model_prefix=str(folder / name), minloglevel=2, **{**given, **choices}
+        input=str(folder / "corpus.txt"), model_prefix=str(folder / name), minloglevel=2, **{**options, **choices}
     )
 
 
@@ -186,8 +186,8 @@ def test_tokens_that_were_added_to_a_t5_are_ids_of_their_own(tmp_path: Path) -> 
     size = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "plain.model")).get_piece_size() + 100
     sentinels = {f"<extra_id_{number}>": size - 1 - number for number in range(100)}
     token = {"content": "<nl>", "lstrip": False, "rstrip": False, "normalized": True, "single_word": False}
-    about = {"tokenizer_class": "T5Tokenizer", "added_tokens_decoder": {str(size): {**token, "special": False}}}
-    for more in ({"tokenizer_config": about}, {}):
+    settings = {"tokenizer_class": "T5Tokenizer", "added_tokens_decoder": {str(size): {**token, "special": False}}}
+    for more in ({"tokenizer_config": settings}, {}):
         folder = write(
             tmp_path / "model", config={"model_type": "t5"}, added_tokens={"<nl>": size, **sentinels}, **more
         )
@@ -217,15 +217,23 @@ def test_every_tokenizer_class_of_transformers_is_decided() -> None:
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
-    decided = {*published._REBUILT, *published.REFUSED, *published._ALIASES, *published._GENERIC, "ByT5Tokenizer"}
+    decided = {
+        *tokenizer_classes.REBUILT,
+        *tokenizer_classes.REFUSED,
+        *tokenizer_classes._ALIASES,
+        *tokenizer_classes._GENERIC,
+        "ByT5Tokenizer",
+    }
     names = {name.removesuffix("Fast") for name in TOKENIZER_MAPPING_NAMES.values() if name}
     for name in sorted(names - decided):
-        found = tokenizer_class_from_name(name)
-        is_plain = found is None or (issubclass(found, TokenizersBackend) and "__init__" not in vars(found))
+        tokenizer_class = tokenizer_class_from_name(name)
+        is_plain = tokenizer_class is None or (
+            issubclass(tokenizer_class, TokenizersBackend) and "__init__" not in vars(tokenizer_class)
+        )
         assert is_plain, f"decide how {name} is read"
     assert set(MODEL_TYPES) <= {"t5", "mt5", "umt5", "llama", "gpt2", "modernbert", "eurobert"}
     for model_type in MODEL_TYPES:
-        assert published._OF_MODEL.get(model_type) == TOKENIZER_MAPPING_NAMES.get(model_type)
+        assert tokenizer_classes._OF_MODEL.get(model_type) == TOKENIZER_MAPPING_NAMES.get(model_type)
 
 
 def compare(folder: Path, kind: str, style: str) -> None:
@@ -262,9 +270,9 @@ def compare_texts(ours, model, theirs) -> None:
         assert targets.tolist()[: len(labels)] == labels and set(targets.tolist()[len(labels) :]) <= set(
             ours.special_ids.ends
         )
-        given = [model.config.decoder_start_token_id, *targets.tolist()[:-1]]
+        decoder_ids = [model.config.decoder_start_token_id, *targets.tolist()[:-1]]
         logits = model(
-            input_ids=torch.tensor([theirs(TEXTS[0]).input_ids]), decoder_input_ids=torch.tensor([given])
+            input_ids=torch.tensor([theirs(TEXTS[0]).input_ids]), decoder_input_ids=torch.tensor([decoder_ids])
         ).logits
         rows = logits[0]
     else:
@@ -292,13 +300,13 @@ def compare_vectors(ours, model, theirs) -> None:
     ids = theirs("again").input_ids  # one word: each of its pieces is predicted while it and the later ones are masks
     before, after = ours.vocabulary.template
     wanted = 0.0
-    for place in range(len(before), len(ids) - len(after)):
+    for index in range(len(before), len(ids) - len(after)):
         masked = [
-            *ids[:place],
-            *[theirs.mask_token_id] * (len(ids) - len(after) - place),
+            *ids[:index],
+            *[theirs.mask_token_id] * (len(ids) - len(after) - index),
             *ids[len(ids) - len(after) :],
         ]
-        wanted += float(model(torch.tensor([masked])).logits[0, place].log_softmax(-1)[ids[place]].detach())
+        wanted += float(model(torch.tensor([masked])).logits[0, index].log_softmax(-1)[ids[index]].detach())
     assert float(ours.log_likelihoods([("", "again")])[0]) == pytest.approx(wanted, rel=2e-5)
     text = f"a few {theirs.mask_token} of it"
     ids = torch.tensor([theirs(text).input_ids])
@@ -325,24 +333,24 @@ def test_roles_of_generation_are_those_of_its_file(tmp_path: Path, caplog: pytes
     compare_texts(limba.load(tmp_path), model, transformers.AutoTokenizer.from_pretrained(tmp_path))
     prompt = torch.tensor([tokenizer(TEXTS[0]).input_ids])
     first = model.generate(prompt, max_new_tokens=6, do_sample=False)[0].tolist()
-    place = tmp_path / "generation_config.json"
-    about = json.loads(place.read_text())
-    about |= {"decoder_start_token_id": 7, "eos_token_id": [1, first[3]], "suppress_tokens": [first[1]]}
-    place.write_text(json.dumps(about))
+    path = tmp_path / "generation_config.json"
+    settings = json.loads(path.read_text())
+    settings |= {"decoder_start_token_id": 7, "eos_token_id": [1, first[3]], "suppress_tokens": [first[1]]}
+    path.write_text(json.dumps(settings))
     again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     compare_texts(limba.load(tmp_path), again, tokenizer)
     ours = limba.load(tmp_path)
     assert (ours.special_ids.decoder_start, ours.special_ids.generation_start) == (5, 7)
     with pytest.raises(InputError, match=r"has ids of its own .*decoder_start_token_id 5"):
         check_initial(str(tmp_path))
-    place.write_text(json.dumps({**about, "forced_bos_token_id": 9}))
+    path.write_text(json.dumps({**settings, "forced_bos_token_id": 9}))
     with pytest.raises(InputError, match="has forced_bos_token_id, which Limba's search does not have"):
         limba.load(tmp_path).generate(["a"])
-    place.write_text(json.dumps({**about, "repetition_penalty": 1.1, "min_length": 0, "no_repeat_ngram_size": 3}))
+    path.write_text(json.dumps({**settings, "repetition_penalty": 1.1, "min_length": 0, "no_repeat_ngram_size": 3}))
     assert "ask for" not in caplog.text
     limba.load(tmp_path).generate(["a"], max_tokens=2)
     assert "ask for repetition_penalty 1.1 and no_repeat_ngram_size 3, which Limba's search does not" in caplog.text
-    place.write_text(json.dumps({**about, "decoder_start_token_id": 10**6}))
+    path.write_text(json.dumps({**settings, "decoder_start_token_id": 10**6}))
     with pytest.raises(
         InputError, match="generation_config.json has decoder_start_token_id 1000000, and the model has"
     ):
@@ -424,7 +432,7 @@ def test_a_prompt_with_the_own_mask_has_no_other_one(tmp_path: Path, monkeypatch
     vocabulary = load_vocabulary(str(tmp_path))
     network = Network(ModelConfig(512, 32, 4, 8, 64, 0, 2, positions="rotary", attention_mask="bidirectional"))
     prompts = ("a [MASK] of ___", "a ___ of <mask>")
-    found = [[[Fill("word", 0.5, (7,))]], [[Fill("word", 0.5, (7,))], []]]
-    monkeypatch.setattr(mask_filling, "fills_of_masks", lambda *_: found)
+    fills = [[[Fill("word", 0.5, (7,))]], [[Fill("word", 0.5, (7,))], []]]
+    monkeypatch.setattr(mask_filling, "fills_of_masks", lambda *_: fills)
     texts = mask_filling.mask_sampler(network, make_mesh(MeshConfig()), vocabulary, prompts)({})
     assert texts == {prompts[0]: ["a [word] of ___"], prompts[1]: ["a [word] of []"]}

@@ -23,9 +23,9 @@ def test_a_t5_fills_the_gaps_of_prompts(tmp_path: Path) -> None:
     config = EvaluationConfig(prompts=PROMPTS, sampling=GenerationConfig(max_tokens=6))
     sample = sampler(model.network, model.mesh, model.vocabulary, config)
     assert sample is not None and sampler(model.network, model.mesh, model.vocabulary, EvaluationConfig()) is None
-    found = sample(model.params)
-    assert list(found) == list(PROMPTS)
-    (english,), (hebrew,) = found.values()
+    samples = sample(model.params)
+    assert list(samples) == list(PROMPTS)
+    (english,), (hebrew,) = samples.values()
     assert re.fullmatch(r"A text with +\[.*\] +gap +\[.*\] *\.", english, re.DOTALL), english
     assert re.fullmatch(r"שלום +\[.*\]", hebrew, re.DOTALL), hebrew
 

@@ -50,12 +50,12 @@ def texts(first, length):
 def test_beams_find_the_best_texts():
     """As wide as the tree, beams miss nothing: the best of all texts by log probability over length."""
     config = GenerationConfig(max_tokens=3, num_beams=V * V, num_samples=4, early_stopping="never")
-    found = write(config, [[2], [5]])
+    result = write(config, [[2], [5]])
     for row, first in enumerate((2, 5)):
-        ranked = sorted(texts(first, 3), key=lambda each: -each[1] / len(each[0]))[:4]
+        ranked = sorted(texts(first, 3), key=lambda text: -text[1] / len(text[0]))[:4]
         expected = [np.pad(ids, (0, 3 - len(ids))).tolist() for ids, _ in ranked]
-        assert found.tokens[row].tolist() == expected
-        np.testing.assert_allclose(found.scores[row], [score / len(ids) for ids, score in ranked], rtol=1e-5)
+        assert result.tokens[row].tolist() == expected
+        np.testing.assert_allclose(result.scores[row], [score / len(ids) for ids, score in ranked], rtol=1e-5)
 
 
 @pytest.mark.core
@@ -64,14 +64,14 @@ def test_scores_are_log_probabilities_over_the_length_to_the_penalty(penalty):
     config = GenerationConfig(
         max_tokens=3, num_beams=V * V, num_samples=V * V, early_stopping="never", length_penalty=penalty
     )
-    found = write(config, [[2]])
+    result = write(config, [[2]])
     known = {tuple(ids): log for ids, log in texts(2, 3)}
-    length = [len(row) if EOS not in row else row.index(EOS) + 1 for row in found.tokens[0].tolist()]
-    logs = [known[tuple(row[:n])] for row, n in zip(found.tokens[0].tolist(), length, strict=True)]
-    np.testing.assert_allclose(found.scores[0], np.array(logs) / np.array(length) ** penalty, rtol=1e-5)
+    length = [len(row) if EOS not in row else row.index(EOS) + 1 for row in result.tokens[0].tolist()]
+    logs = [known[tuple(row[:n])] for row, n in zip(result.tokens[0].tolist(), length, strict=True)]
+    np.testing.assert_allclose(result.scores[0], np.array(logs) / np.array(length) ** penalty, rtol=1e-5)
     if penalty > 0:
         best = sorted((log / len(ids) ** penalty for ids, log in known.items()), reverse=True)
-        np.testing.assert_allclose(found.scores[0, :4], best[:4], rtol=1e-5)
+        np.testing.assert_allclose(result.scores[0, :4], best[:4], rtol=1e-5)
 
 
 @pytest.mark.core
@@ -79,10 +79,10 @@ def test_a_score_ends_with_its_text():
     """Beside rows that go on; greedy and drawn. Without the three ids, two of six likeliest texts end."""
     banned = jnp.asarray([True, False, True, False, False, True])
     for config in (GenerationConfig(max_tokens=6), GenerationConfig(max_tokens=6, sample=True, num_samples=8)):
-        found = write(config, [[first] for first in range(V)], banned)
+        result = write(config, [[first] for first in range(V)], banned)
         lengths = set()
         for first in range(V):
-            for row, score in zip(found.tokens[first].tolist(), found.scores[first], strict=True):
+            for row, score in zip(result.tokens[first].tolist(), result.scores[first], strict=True):
                 ids = row[: row.index(EOS) + 1] if EOS in row else row
                 lengths.add(len(ids))
                 assert float(score) == pytest.approx(sum(LOG[a, b] for a, b in itertools.pairwise([first, *ids])), 1e-5)
@@ -91,15 +91,15 @@ def test_a_score_ends_with_its_text():
 
 @pytest.mark.core
 def test_greedy_takes_the_likeliest_and_stops():
-    found = write(GenerationConfig(max_tokens=8), [[3], [4]])
+    result = write(GenerationConfig(max_tokens=8), [[3], [4]])
     for row, last in enumerate((3, 4)):
         expected = []
         while len(expected) < 8 and EOS not in expected:
             last = int(TABLE[last].argmax())
             expected.append(last)
-        assert found.tokens[row, 0].tolist() == expected + [0] * (8 - len(expected))
+        assert result.tokens[row, 0].tolist() == expected + [0] * (8 - len(expected))
         log = sum(LOG[a, b] for a, b in zip([(3, 4)[row], *expected], expected, strict=False))
-        np.testing.assert_allclose(found.scores[row, 0], log, rtol=1e-5)
+        np.testing.assert_allclose(result.scores[row, 0], log, rtol=1e-5)
 
 
 TABLES = np.random.default_rng(5).normal(0, 1.5, (4, V, V, V)).astype(np.float32)  # of the last two tokens
@@ -155,11 +155,11 @@ def beams_of(table, prompt, config):
             for score, ids in running
             for token, log in enumerate(next_logs(table, prompt, ids, config.no_repeat_ngram_size))
         ]
-        top = sorted(candidates, key=lambda each: -each[0])[: 2 * many]
+        top = sorted(candidates, key=lambda candidate: -candidate[0])[: 2 * many]
         ends = [ids[-1] == EOS or length == config.max_tokens for _, ids in top]
-        running = [each for each, end in zip(top, ends, strict=True) if not end][:many]
+        running = [candidate for candidate, end in zip(top, ends, strict=True) if not end][:many]
         new = [(score / length**penalty, ids) for (score, ids), end in zip(top[:many], ends, strict=False) if end]
-        finished = sorted(finished + new, key=lambda each: -each[0])[:many]
+        finished = sorted(finished + new, key=lambda candidate: -candidate[0])[:many]
         if running:
             far = config.max_tokens if stopping == "never" and penalty > 0 else length
             improvable = len(finished) < many or running[0][0] / far**penalty > finished[-1][0]
@@ -180,28 +180,28 @@ def test_beams_are_those_of_lists(penalty, stopping, size):
         no_repeat_ngram_size=size,
     )  # fmt: skip
     prompts = [[-1, -1, 2], [3, 4, 0], [5, 5, 5]]
-    for table, found in zip(TABLES, written(config, prompts), strict=True):
+    for table, result in zip(TABLES, written(config, prompts), strict=True):
         for row, prompt in enumerate(prompts):
             wanted = beams_of(table, prompt, config)[:2]
-            assert found.tokens[row].tolist() == [np.pad(ids, (0, 5 - len(ids))).tolist() for _, ids in wanted]
-            np.testing.assert_allclose(found.scores[row], [score for score, _ in wanted], rtol=1e-5)
+            assert result.tokens[row].tolist() == [np.pad(ids, (0, 5 - len(ids))).tolist() for _, ids in wanted]
+            np.testing.assert_allclose(result.scores[row], [score for score, _ in wanted], rtol=1e-5)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
 def test_greedy_texts_are_those_of_lists(size):
-    """A score is that of the free network, whatever is not allowed."""
+    """A score is the free network's, whatever is not allowed."""
     config = GenerationConfig(max_tokens=5, no_repeat_ngram_size=size)
     prompts = [[-1, -1, 2], [3, 4, 0], [5, 5, 5]]
-    for table, found in zip(TABLES, written(config, prompts), strict=True):
+    for table, result in zip(TABLES, written(config, prompts), strict=True):
         for row, prompt in enumerate(prompts):
             ids = []
             log = 0.0
             while len(ids) < 5 and EOS not in ids:
                 ids.append(int(np.argmax(next_logs(table, prompt, ids, size))))
                 log += next_logs(table, prompt, ids[:-1], 0)[ids[-1]]
-            assert found.tokens[row, 0].tolist() == ids + [0] * (5 - len(ids))
-            assert float(found.scores[row, 0]) == pytest.approx(log, rel=1e-5)
+            assert result.tokens[row, 0].tolist() == ids + [0] * (5 - len(ids))
+            assert float(result.scores[row, 0]) == pytest.approx(log, rel=1e-5)
 
 
 @pytest.mark.core
@@ -221,10 +221,10 @@ def test_a_search_in_parts_is_the_whole_one(choices, ends):
         assert ends or (state.position == until and decoding.is_over(state, config) == (until == 5))
     assert decoding.is_over(state, config)
     assert jnp.min(state.cache) >= 0  # a row that has ended is fed padding, not what no network knows
-    found = decoding.result(state, 2, config)
+    result = decoding.result(state, 2, config)
     (whole, *_) = written(config, prompt, banned=banned)
-    np.testing.assert_array_equal(found.tokens, whole.tokens)
-    np.testing.assert_array_equal(found.scores, whole.scores)
+    np.testing.assert_array_equal(result.tokens, whole.tokens)
+    np.testing.assert_array_equal(result.scores, whole.scores)
 
 
 @pytest.mark.core
@@ -239,7 +239,7 @@ def test_ids_of_equal_probability_stay_together():
         ({"top_p": 0.45}, {0, 1, 2}),
         ({"top_p": 0.7}, {0, 1, 2}),
         ({"top_p": 0.85}, {0, 1, 2, 3, 4}),
-        ({"top_k": 3, "top_p": 0.45}, {0}),  # of what is left, 0.5 is the likeliest's
+        ({"top_k": 3, "top_p": 0.45}, {0}),  # the likeliest has 0.5 of the remaining mass
     ):
         drawn = decoding._draw(logits, keys, GenerationConfig(max_tokens=1, sample=True, **choices))
         assert set(np.unique(drawn).tolist()) == wanted, choices

@@ -33,12 +33,17 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def folder_of(
-    place: Path, network: Path, pooling: dict[str, Any], dense: dict[str, Any] | None = None, *more: str, root: str = ""
+    folder: Path,
+    network: Path,
+    pooling: dict[str, Any],
+    dense: dict[str, Any] | None = None,
+    *more: str,
+    root: str = "",
 ) -> Path:
     """A folder of sentence-transformers: a Transformer, a Pooling, and a Dense and others if they are asked for."""
-    (place / root).mkdir(parents=True, exist_ok=True)
+    (folder / root).mkdir(parents=True, exist_ok=True)
     for file in network.iterdir():
-        (place / root / file.name).write_bytes(file.read_bytes())
+        (folder / root / file.name).write_bytes(file.read_bytes())
     modules = [(root, "Transformer"), ("1_Pooling", "Pooling")]
     modules += [("2_Dense", "Dense")] if dense is not None else []
     modules += [(f"{3 + number}_{kind}", kind) for number, kind in enumerate(more)]
@@ -46,17 +51,17 @@ def folder_of(
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for number, (path, kind) in enumerate(modules)
     ]
-    (place / "modules.json").write_text(json.dumps(listed))
+    (folder / "modules.json").write_text(json.dumps(listed))
     for path, _ in modules[1:]:
-        (place / path).mkdir(exist_ok=True)
-    (place / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": WIDTH, **pooling}))
+        (folder / path).mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": WIDTH, **pooling}))
     if dense is not None:
-        about = {"in_features": WIDTH, "out_features": OUT, "bias": True, **dense}
-        (place / "2_Dense" / "config.json").write_text(json.dumps(about))
+        settings = {"in_features": WIDTH, "out_features": OUT, "bias": True, **dense}
+        (folder / "2_Dense" / "config.json").write_text(json.dumps(settings))
         torch.manual_seed(1)
-        arrays = {"linear.weight": torch.randn(OUT, about["in_features"]) / 6, "linear.bias": torch.randn(OUT)}
-        save_file(arrays, place / "2_Dense" / "model.safetensors")
-    return place
+        arrays = {"linear.weight": torch.randn(OUT, settings["in_features"]) / 6, "linear.bias": torch.randn(OUT)}
+        save_file(arrays, folder / "2_Dense" / "model.safetensors")
+    return folder
 
 
 def states(network: Path, text: str) -> torch.Tensor:
@@ -79,16 +84,16 @@ KEYS |= {"weightedmean": "weightedmean_tokens", "mean_sqrt_len_tokens": "mean_sq
 
 
 def same(folder: Path, wanted: list[torch.Tensor]) -> None:
-    found = limba.load(folder, vocabulary="byte").encode(TEXTS)
-    np.testing.assert_allclose(found, torch.stack(wanted).numpy(), atol=2e-5)
+    vectors = limba.load(folder, vocabulary="byte").encode(TEXTS)
+    np.testing.assert_allclose(vectors, torch.stack(wanted).numpy(), atol=2e-5)
 
 
 def test_each_pooling_by_its_old_key_and_several_by_the_new_one(network: Path, tmp_path: Path) -> None:
     rows = [states(network, text) for text in TEXTS]
     model = limba.load(folder_of(tmp_path / "first", network, {}), vocabulary="byte")
     for mode, key in KEYS.items():
-        about = {"word_embedding_dimension": WIDTH, f"pooling_mode_{key}": True}
-        (tmp_path / "first" / "1_Pooling" / "config.json").write_text(json.dumps(about))
+        settings = {"word_embedding_dimension": WIDTH, f"pooling_mode_{key}": True}
+        (tmp_path / "first" / "1_Pooling" / "config.json").write_text(json.dumps(settings))
         wanted = torch.stack([BY_MODE[mode](row) for row in rows]).numpy()
         np.testing.assert_allclose(model.encode(TEXTS), wanted, atol=2e-5, err_msg=mode)
     several = folder_of(tmp_path / "several", network, {"pooling_mode": ["lasttoken", "cls"]})
@@ -115,8 +120,8 @@ def test_dense_and_normalize_follow(activation: str, network: Path, tmp_path: Pa
 
 def test_an_old_folder_with_a_prompt_small_letters_and_a_length(network: Path, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, network, {"pooling_mode_mean_tokens": True}, root="0_Transformer")
-    about = {"prompts": {"query": "QU: "}, "default_prompt_name": "query"}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(about))
+    settings = {"prompts": {"query": "QU: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     limits = {"max_seq_length": 7, "do_lower_case": True}
     (folder / "0_Transformer" / "sentence_bert_config.json").write_text(json.dumps(limits))
     same(folder, [states(network, ("qu: " + text)[:6]).mean(0) for text in TEXTS])
@@ -134,37 +139,37 @@ def test_sentence_transformers_itself_gives_the_same(network: Path, tmp_path: Pa
 
 PACKAGE = "sentence_transformers.models"
 REFUSED = {
-    "an unknown module": (lambda place: module(place, 2, type=f"{PACKAGE}.LSTM"), "names a module LSTM"),
-    "somebody's code": (lambda place: module(place, 2, type="theirs.Dense"), "names the class 'theirs.Dense'"),
-    "a folder outside": (lambda place: module(place, 1, path="../1_Pooling"), "which is not inside"),
-    "no pooling": (lambda place: module(place, 1, type=f"{PACKAGE}.Dense"), "a Transformer, a Pooling"),
-    "an unknown mode": (lambda place: about(place, "1_Pooling", pooling_mode="best"), "has the pooling 'best'"),
+    "an unknown module": (lambda folder: module(folder, 2, type=f"{PACKAGE}.LSTM"), "names a module LSTM"),
+    "somebody's code": (lambda folder: module(folder, 2, type="theirs.Dense"), "names the class 'theirs.Dense'"),
+    "a folder outside": (lambda folder: module(folder, 1, path="../1_Pooling"), "which is not inside"),
+    "no pooling": (lambda folder: module(folder, 1, type=f"{PACKAGE}.Dense"), "a Transformer, a Pooling"),
+    "an unknown mode": (lambda folder: about(folder, "1_Pooling", pooling_mode="best"), "has the pooling 'best'"),
     "an unknown activation": (
-        lambda place: about(place, "2_Dense", activation_function="torch.nn.modules.activation.Mish"), "Mish",
+        lambda folder: about(folder, "2_Dense", activation_function="torch.nn.modules.activation.Mish"), "Mish",
     ),
-    "tokens": (lambda place: about(place, "2_Dense", module_input_name="token_embeddings"), "module_input_name"),
-    "another size": (lambda place: about(place, "2_Dense", out_features=5), "no linear.weight of its config"),
-    "no list": (lambda place: (place / "modules.json").write_text("{}"), "is not a list of modules"),
+    "tokens": (lambda folder: about(folder, "2_Dense", module_input_name="token_embeddings"), "module_input_name"),
+    "another size": (lambda folder: about(folder, "2_Dense", out_features=5), "no linear.weight of its config"),
+    "no list": (lambda folder: (folder / "modules.json").write_text("{}"), "is not a list of modules"),
 }  # fmt: skip
 
 
-def module(place: Path, number: int, **fields: str) -> None:
-    modules = json.loads((place / "modules.json").read_text())
+def module(folder: Path, number: int, **fields: str) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
     modules[number] |= fields
-    (place / "modules.json").write_text(json.dumps(modules))
+    (folder / "modules.json").write_text(json.dumps(modules))
 
 
-def about(place: Path, name: str, **fields: object) -> None:
-    found = json.loads((place / name / "config.json").read_text())
-    (place / name / "config.json").write_text(json.dumps(found | fields))
+def about(folder: Path, name: str, **fields: object) -> None:
+    settings = json.loads((folder / name / "config.json").read_text())
+    (folder / name / "config.json").write_text(json.dumps(settings | fields))
 
 
 def test_what_is_not_known_is_one_sentence(network: Path, tmp_path: Path) -> None:
-    place = folder_of(tmp_path, network, {}, {})
-    files = {file: file.read_bytes() for file in place.rglob("*.json")}
-    model = limba.load(place, vocabulary="byte")
+    folder = folder_of(tmp_path, network, {}, {})
+    files = {file: file.read_bytes() for file in folder.rglob("*.json")}
+    model = limba.load(folder, vocabulary="byte")
     for name, (change, sentence) in REFUSED.items():
-        change(place)
+        change(folder)
         with pytest.raises(InputError, match=sentence) as caught:
             model.encode(TEXTS)
         assert "\n" not in str(caught.value), name

@@ -6,7 +6,7 @@ The folder WORLD has world.json: {"pods": {NAME: {"states": [...], "node": "READ
 whose words are all in a call (`~WORD`: anywhere in it) makes it fail with that message, that many times; one of "deeds"
 makes it do what `class Deed` says.
 
-Its rules are those of gcloud 528, from Google's reference (https://docs.cloud.google.com/sdk/gcloud/reference) and, for
+Its rules follow gcloud 528, from Google's reference (https://docs.cloud.google.com/sdk/gcloud/reference) and, for
 ssh and scp, the published source of the Cloud SDK (lib/surface/compute/tpus/tpu_vm, command_lib/util/ssh/ssh.py,
 core/console/console_io.py):
 
@@ -88,10 +88,10 @@ def pod_of(name: str, command: str, flags: dict[str, str], pods: dict[str, Any])
 def taken(entries: list[list[Any]], call: list[str]) -> str | None:
     """Returns the message or deed that this call meets, and counts it."""
     for entry in entries:
-        words, found, times = entry
+        words, deed, times = entry
         if times and all(word in call or (word[0] == "~" and word[1:] in " ".join(call)) for word in words):
             entry[2] -= 1
-            return found
+            return deed
     return None
 
 
@@ -104,10 +104,10 @@ def change(command: str, names: list[str], flags: dict[str, str], world: dict[st
             end(command, f"gs://{bucket} not found: 404.")
         return world["buckets"][bucket].upper()
     name = names[0].partition(":")[0] if "scp" not in command else names[1].partition(":")[0]
-    place = f"projects/my-project/locations/{flags['--zone']}"
+    location = f"projects/my-project/locations/{flags['--zone']}"
     if command.endswith("queued-resources create"):
         if name in pods:
-            end(command, f"ALREADY_EXISTS: Resource '{place}/queuedResources/{name}' already exists")
+            end(command, f"ALREADY_EXISTS: Resource '{location}/queuedResources/{name}' already exists")
         plan = world.get("plans", {}).get(name) or [["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]]
         states = plan.pop(0) if len(plan) > 1 else plan[0]
         pods[name] = {"states": list(states), "node": "READY", "workers": world.get("workers", 1)}
@@ -123,14 +123,14 @@ def change(command: str, names: list[str], flags: dict[str, str], world: dict[st
         return names[0]
     pod = pod_of(name, command, flags, pods)
     if pod is None:
-        end(command, f"NOT_FOUND: Resource '{place}/queuedResources/{name}' was not found")
+        end(command, f"NOT_FOUND: Resource '{location}/queuedResources/{name}' was not found")
     if command.endswith("queued-resources delete"):
         del pods[name]
-        for each in pod["slices"]:
-            for path in (WORLD / each).glob("worker*/pod/pid"):  # the workers end without a word
+        for slice_name in pod["slices"]:
+            for path in (WORLD / slice_name).glob("worker*/pod/pid"):  # the workers end without a word
                 with contextlib.suppress(OSError, ValueError):
                     subprocess.run(["pkill", "-KILL", "-s", str(os.getsid(int(path.read_text())))], check=False)
-            shutil.rmtree(WORLD / each, ignore_errors=True)  # the workers' disks
+            shutil.rmtree(WORLD / slice_name, ignore_errors=True)  # the workers' disks
         print(f"Delete request issued for: [{name}]", file=sys.stderr)
         return ""
     if command.endswith("queued-resources describe"):

@@ -1,4 +1,4 @@
-"""Programs in the place of Slurm's: they record how they were called, and start real processes.
+"""Stand-ins for Slurm's programs: they record how they were called, and start real processes.
 
 `write` makes them in a folder for PATH. sbatch runs the job at once, in the foreground, with the variables that Slurm
 sets; when the file `signal` holds a step, it sends what --signal asks for as soon as the run has logged that step. A
@@ -121,11 +121,11 @@ else:
 def write(folder: Path) -> Path:
     """Writes the programs; returns the folder to put first in PATH. They record into `folder`."""
     programs = {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL}
-    place = folder / "bin"
-    place.mkdir(parents=True)
+    bin_folder = folder / "bin"
+    bin_folder.mkdir(parents=True)
     for name, text in programs.items():
-        path = place / name
+        path = bin_folder / name
         is_python = text.startswith("#!{python}")
         path.write_text(text.format(python=sys.executable, folder=str(folder)) if is_python else text)
         path.chmod(0o755)
-    return place
+    return bin_folder

@@ -16,10 +16,10 @@ SCRIPTS += [ROOT / ".ci" / name for name in ("package", "run")]
 
 def linter(name: str) -> str:
     """Returns the path of a program of requirements-test.txt; a test that needs it fails without it."""
-    found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if found is None:
+    path = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if path is None:
         pytest.fail(f"{name} is not installed; run bash launch/setup.sh tests")
-    return found
+    return path
 
 
 def lint(*command: str, text: str | None = None) -> None:

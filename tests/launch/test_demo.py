@@ -29,7 +29,7 @@ esac
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def workdir(tmp_path: Path) -> Path:
     """The scripts' own text, in a folder whose setup does nothing and whose Python is the small program."""
     shutil.copytree(ROOT / "launch", tmp_path / "launch")
     (tmp_path / "launch" / "setup.sh").write_text("exit 0\n")
@@ -40,29 +40,29 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def demo(place: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def demo(workdir: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "CORPUS", "STEPS")}
-    environment = {**kept, "HERE": str(place), "RETRY_SECONDS": "0", **variables}
+    environment = {**kept, "HERE": str(workdir), "RETRY_SECONDS": "0", **variables}
     return subprocess.run(
-        ["bash", str(place / "launch" / "demo.sh"), *arguments], cwd=place, env=environment, capture_output=True,
+        ["bash", str(workdir / "launch" / "demo.sh"), *arguments], cwd=workdir, env=environment, capture_output=True,
         text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
-def calls(place: Path) -> list[str]:
-    lines = (place / "calls").read_text().replace(f"{place}/", "").splitlines()
-    (place / "calls").unlink()
+def calls(workdir: Path) -> list[str]:
+    lines = (workdir / "calls").read_text().replace(f"{workdir}/", "").splitlines()
+    (workdir / "calls").unlink()
     return lines
 
 
-def test_each_step_is_a_public_command(place: Path) -> None:
-    done = demo(place)
+def test_each_step_is_a_public_command(workdir: Path) -> None:
+    done = demo(workdir)
     assert done.returncode == 0, done.stderr
     run = "runs/demo"
-    own = f"--gin.CORPUS={run}/corpus.jsonl --gin.VOCABULARY={run}/vocabulary.model"
-    assert calls(place) == [
+    corpus_flags = f"--gin.CORPUS={run}/corpus.jsonl --gin.VOCABULARY={run}/vocabulary.model"
+    assert calls(workdir) == [
         f"-m tasks.demo {run}/corpus.jsonl",
-        f"-m limba train gin/demo_gaps.gin --gin.MODEL_DIR={run} {own}",
+        f"-m limba train gin/demo_gaps.gin --gin.MODEL_DIR={run} {corpus_flags}",
         f"-m limba evaluate {run}",
         f"-m limba convert {run}",
         f"-m limba train gin/demo_spaces.gin --gin.MODEL_DIR={run}/spaces --gin.CORPUS={run}/corpus.jsonl",
@@ -70,14 +70,14 @@ def test_each_step_is_a_public_command(place: Path) -> None:
     assert f"limba play {run} " in done.stdout
 
 
-def test_started_again_it_says_that_it_is_done_unless_it_is_asked_for_more(place: Path) -> None:
-    assert demo(place, STEPS="20").returncode == 0
-    calls(place)
-    again = demo(place, STEPS="20")
+def test_started_again_it_says_that_it_is_done_unless_it_is_asked_for_more(workdir: Path) -> None:
+    assert demo(workdir, STEPS="20").returncode == 0
+    calls(workdir)
+    again = demo(workdir, STEPS="20")
     assert again.returncode == 0 and again.stdout.startswith("The demo is done: runs/demo\n")
-    assert "limba report" in again.stdout and not (place / "calls").exists()
-    assert demo(place, "--gin.DTYPE=bfloat16", STEPS="40").returncode == 0
-    gaps, spaces = [call for call in calls(place) if "limba train" in call]
+    assert "limba report" in again.stdout and not (workdir / "calls").exists()
+    assert demo(workdir, "--gin.DTYPE=bfloat16", STEPS="40").returncode == 0
+    gaps, spaces = [call for call in calls(workdir) if "limba train" in call]
     assert gaps.endswith("--gin.TRAIN_STEPS=40 --gin.DTYPE=bfloat16") and "demo_gaps.gin" in gaps
     assert spaces.endswith("--gin.TRAIN_STEPS=40") and "demo_spaces.gin" in spaces
 
@@ -91,44 +91,46 @@ def test_started_again_it_says_that_it_is_done_unless_it_is_asked_for_more(place
         (["--steps=3"], "", "the argument --steps=3 is not known; give --gin.NAME=VALUE, or see --help."),
     ],
 )
-def test_a_flag_that_means_no_one_thing_is_refused(arguments: list[str], steps: str, says: str, place: Path) -> None:
-    done = demo(place, *arguments, STEPS=steps)
-    assert done.returncode == 2 and done.stderr.startswith(f"launch/demo.sh: {says}") and not (place / "calls").exists()
+def test_a_flag_that_means_no_one_thing_is_refused(arguments: list[str], steps: str, says: str, workdir: Path) -> None:
+    done = demo(workdir, *arguments, STEPS=steps)
+    assert (
+        done.returncode == 2 and done.stderr.startswith(f"launch/demo.sh: {says}") and not (workdir / "calls").exists()
+    )
     assert done.stderr.count("\n") == 1 and done.stdout == ""
 
 
 @pytest.mark.parametrize(("status", "starts", "ends"), [(75, 2, 0), (2, 1, 2), (130, 1, 130)])
 def test_a_run_that_ends_early_is_started_again_or_ends_the_demo(
-    status: int, starts: int, ends: int, place: Path
+    status: int, starts: int, ends: int, workdir: Path
 ) -> None:
-    (place / "status").write_text(f"{status}\n")
-    assert demo(place).returncode == ends
-    made = calls(place)
+    (workdir / "status").write_text(f"{status}\n")
+    assert demo(workdir).returncode == ends
+    made = calls(workdir)
     assert len([call for call in made if "demo_gaps.gin" in call]) == starts
     assert any("limba evaluate" in call for call in made) is (ends == 0)
 
 
-def test_a_text_of_one_s_own_has_a_folder_of_its_own(place: Path) -> None:
-    assert demo(place, CORPUS="my texts/*.txt").returncode == 0
-    made = calls(place)
-    (folder,) = (place / "runs").iterdir()
+def test_a_text_of_one_s_own_has_a_folder_of_its_own(workdir: Path) -> None:
+    assert demo(workdir, CORPUS="my texts/*.txt").returncode == 0
+    made = calls(workdir)
+    (folder,) = (workdir / "runs").iterdir()
     assert re.fullmatch(r"demo-\d+", folder.name) and "--gin.CORPUS=my texts/*.txt" in made[0]
     assert not any("tasks.demo" in call or "demo_spaces" in call for call in made)
 
 
-def test_a_bucket_is_refused(place: Path) -> None:
-    done = demo(place, MODEL_DIR="gs://bucket/demo")
-    assert done.returncode == 2 and not (place / "calls").exists()
+def test_a_bucket_is_refused(workdir: Path) -> None:
+    done = demo(workdir, MODEL_DIR="gs://bucket/demo")
+    assert done.returncode == 2 and not (workdir / "calls").exists()
     assert done.stderr == (
         "launch/demo.sh: MODEL_DIR is gs://bucket/demo; the demo writes to a local directory, so give one.\n"
     )
 
 
-def test_help_names_the_variables_and_what_flags_are_for(place: Path) -> None:
-    shown = demo(place, "--help").stdout
+def test_help_names_the_variables_and_what_flags_are_for(workdir: Path) -> None:
+    shown = demo(workdir, "--help").stdout
     assert "--gin.NAME=VALUE is for the training on gaps alone" in shown and shown.endswith("it is done.\n")
     assert all(name in shown for name in ("CORPUS", "STEPS", "MODEL_DIR", "bash launch/demo.sh"))
-    assert not (place / "calls").exists()
+    assert not (workdir / "calls").exists()
 
 
 @pytest.mark.night

@@ -35,7 +35,7 @@ class Server:
         key = self.folder / "host_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         (self.folder / "notice").write_text(NOTICE)
-        # sshd gives each command a new environment: what the programs of these tests read of it is said here.
+        # sshd gives each command a new environment: what the programs of these tests read from it is set here.
         exports = {"HOME": home, "WORKER": number, "DEEDS": laptop / "deeds", "PATH": os.environ["PATH"], "RETRIES": 0}
         (self.folder / "command").write_text(
             "#!/bin/bash\n"
@@ -70,8 +70,8 @@ class Server:
 
     def sessions(self) -> list[int]:
         """Returns the processes of its connections."""
-        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
-        return [int(pid) for pid in found.stdout.split()]
+        listed = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        return [int(pid) for pid in listed.stdout.split()]
 
     def end(self) -> None:
         for pid in (*self.sessions(), self.process.pid):
@@ -84,7 +84,7 @@ class Server:
 
 def sftp_server() -> str:
     places = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server")
-    return next((place for place in places if Path(place).exists()), "internal-sftp")
+    return next((path for path in places if Path(path).exists()), "internal-sftp")
 
 
 @pytest.fixture

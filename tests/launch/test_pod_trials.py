@@ -262,11 +262,13 @@ def test_a_bucket_that_may_not_be_read(laptop: Path) -> None:
 @pytest.mark.parametrize("zone", ["us-central2-b", "europe-west4-a", "asia-northeast1-b"])
 def test_the_warning_about_a_bucket_s_region_is_that_of_preflight(zone: str, laptop: Path) -> None:
     places = ["us", "eu", "asia", zone[:-2]]
-    set_world(laptop, buckets={f"in-{place}": place for place in places}, errors=[[["describe", "~types"], "no", 100]])
-    for place in places:
-        _, printed, errors = pod(laptop, "create", "my-pod", TYPE, f"--zone={zone}", f"--bucket=gs://in-{place}")
-        assert f"gs://in-{place} (region {place})" in printed
-        assert ("WARNING" not in errors) == is_near(place.upper(), zone), place
+    set_world(
+        laptop, buckets={f"in-{region}": region for region in places}, errors=[[["describe", "~types"], "no", 100]]
+    )
+    for region in places:
+        _, printed, errors = pod(laptop, "create", "my-pod", TYPE, f"--zone={zone}", f"--bucket=gs://in-{region}")
+        assert f"gs://in-{region} (region {region})" in printed
+        assert ("WARNING" not in errors) == is_near(region.upper(), zone), region
 
 
 def lines_of(process: subprocess.Popen, text: str) -> str:

@@ -25,8 +25,12 @@ def started(
 @pytest.mark.parametrize("script", [*PUBLISHED, "en_ms.sh", "ro_diacritics.sh", "pretrain.sh"])
 def test_help_is_the_scripts_own(script: str) -> None:
     shown = started(f"launch/{script}", "--help")
-    own = [line[2:] for line in (ROOT / "launch" / script).read_text().splitlines() if line.startswith("# ")]
-    assert shown.returncode == 0 and shown.stdout.splitlines()[0] == own[0] and f"bash launch/{script}" in shown.stdout
+    comments = [line[2:] for line in (ROOT / "launch" / script).read_text().splitlines() if line.startswith("# ")]
+    assert (
+        shown.returncode == 0
+        and shown.stdout.splitlines()[0] == comments[0]
+        and f"bash launch/{script}" in shown.stdout
+    )
 
 
 @pytest.mark.parametrize(

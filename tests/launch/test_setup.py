@@ -109,7 +109,7 @@ def test_uv_brings_a_python_where_none_fits(machine: Path) -> None:
     assert code == 2 and "set UV_PYTHON_INSTALL_MIRROR, or PYTHON=PROGRAM" in errors
     write(machine / "python", PYTHON)
     pythons = {"UV_PYTHON_INSTALL_MIRROR": f"file://{machine}/python"}
-    # The stand-in's version is that of these tests, so the machine asks for it.
+    # The stand-in has these tests' version, so the machine asks for it.
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     script = machine / "tree" / "launch" / "setup.sh"
     script.write_text(script.read_text().replace("pythons=(3.12 3.11 3.13)", f"pythons=({here})"))

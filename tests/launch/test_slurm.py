@@ -1,4 +1,4 @@
-"""launch/slurm.sh with programs in the place of Slurm's, which start real processes that train."""
+"""launch/slurm.sh with stand-ins for Slurm's programs, which start real processes that train."""
 
 import json
 import os
@@ -18,11 +18,16 @@ SMALL = (
 
 
 def submit(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    place = folder / "bin" if (folder / "bin").exists() else slurm_stand_ins.write(folder)
-    given = {"PATH": f"{place}:{os.environ['PATH']}", "SETUP": "no", "MODEL_DIR": str(folder / "run"), **variables}
+    programs = folder / "bin" if (folder / "bin").exists() else slurm_stand_ins.write(folder)
+    settings = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SETUP": "no",
+        "MODEL_DIR": str(folder / "run"),
+        **variables,
+    }
     command = ["bash", str(ROOT / "launch" / "slurm.sh"), *arguments]
     return subprocess.run(
-        command, env={**os.environ, **given}, cwd=folder, capture_output=True, text=True, timeout=1_200
+        command, env={**os.environ, **settings}, cwd=folder, capture_output=True, text=True, timeout=1_200
     )
 
 
@@ -79,8 +84,8 @@ def test_a_job_is_queued_again_where_that_helps(
     program: str, state: str, starts: int, status: int, says: str, tmp_path: Path
 ) -> None:
     """A copy of launch/ whose pretrain.sh ends at once, in two tasks."""
-    log, found = ended(tmp_path, program, state)
-    assert found == (starts, str(status)), log
+    log, end = ended(tmp_path, program, state)
+    assert end == (starts, str(status)), log
     assert says in log
 
 
@@ -90,27 +95,27 @@ def test_scancel_is_called_again_until_slurm_answers(tmp_path: Path) -> None:
     (tmp_path / "signal").write_text("3")
     (tmp_path / "silent").write_text("")
     begins = """echo '{"step": 3,' >"$MODEL_DIR/metrics.jsonl"; trap 'exit 75' TERM; while true; do sleep 0.2; done"""
-    log, found = ended(tmp_path, f"{BEFORE} 1 ] || exit 0; {begins}", "RUNNING")
-    assert found == (2, "0"), log
+    log, end = ended(tmp_path, f"{BEFORE} 1 ] || exit 0; {begins}", "RUNNING")
+    assert end == (2, "0"), log
     assert "scancel has failed, and is called again in 10 s" in log and "Unable to contact slurm controller" in log
     assert "forcing job termination" not in log, log
 
 
 def ended(folder: Path, program: str, state: str) -> tuple[str, tuple[int, str]]:
     """Returns the log of a job whose pretrain.sh is `program`, in two tasks; and (starts, status)."""
-    place = slurm_stand_ins.write(folder)
+    programs = slurm_stand_ins.write(folder)
     (folder / "launch").mkdir()
     (folder / "launch" / "slurm.sh").write_text((ROOT / "launch" / "slurm.sh").read_text())
     (folder / "launch" / "pretrain.sh").write_text(f"echo state >/dev/null; {program}\n")
     (folder / "my.gin").write_text("")
-    sbatch = place / "sbatch"
+    sbatch = programs / "sbatch"
     sbatch.write_text(sbatch.read_text().replace('"RUNNING"', repr(state)))
     variables = {"SETUP": "no", "MODEL_DIR": str(folder), "LONE_SECONDS": "1"}
     if "RESET_SECONDS=0" in program:
         variables["RESET_SECONDS"] = "0"
     subprocess.run(
         ["bash", "launch/slurm.sh", "my.gin", "--time=60", "--nodes=2", f"--output={folder}/log", "RETRIES=2"],
-        env={**os.environ, "PATH": f"{place}:{os.environ['PATH']}", **variables},
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", **variables},
         cwd=folder, check=True, timeout=120, capture_output=True,
     )  # fmt: skip
     return (folder / "log").read_text(), (len(calls(folder, "srun")), (folder / "status").read_text())

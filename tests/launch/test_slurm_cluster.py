@@ -70,15 +70,15 @@ exec {python} "$@"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with slurm_cluster.cluster() as found:
-        yield found
+    with slurm_cluster.cluster() as started:
+        yield started
 
 
 def submit(cluster: Cluster, *arguments: str, **variables: str) -> str:
     """Returns the number of the job."""
-    given = {"SETUP": "no", "JAX_COORDINATOR_PORT": str(free_port()), "XLA_FLAGS": "", **variables}
+    settings = {"SETUP": "no", "JAX_COORDINATOR_PORT": str(free_port()), "XLA_FLAGS": "", **variables}
     command = ["bash", str(ROOT / "launch" / "slurm.sh"), "gin/demo.gin", "--time=12", "--nodes=4", *arguments]
-    return cluster.ask(*command, **given).split()[-1]
+    return cluster.ask(*command, **settings).split()[-1]
 
 
 def trainer(folder: Path) -> dict[str, str]:
@@ -124,9 +124,9 @@ def test_four_of_four_processes_save_at_the_time_limit_and_the_job_is_queued_aga
 def test_a_wrong_input_in_one_task_ends_the_job(deed: str, where: str, cluster: Cluster, tmp_path: Path) -> None:
     variables = trainer(tmp_path)
     job = submit(cluster, f"--output={tmp_path / 'log'}", DEED=deed, **variables)
-    found = cluster.until_state(job, "FAILED")
+    state = cluster.until_state(job, "FAILED")
     text = (tmp_path / "log").read_text()
-    assert (found["ExitCode"], found["Restarts"]) == ("2:0", "0"), text
+    assert (state["ExitCode"], state["Restarts"]) == ("2:0", "0"), text
     assert f"launch/slurm.sh: the run ended with status 2 of {where}" in text, text
     assert "which a new start does not fix" in text
 
@@ -139,9 +139,9 @@ def test_two_starts_that_save_nothing_new_end_the_job(cluster: Cluster, tmp_path
         until(lambda start=start: len(list((tmp_path / "run").glob(f"begun-{start}-*"))) == 4, "the steps")
         cluster.end(job)
         until(lambda start=start: "saved nothing new" in (tmp_path / "log").read_text().split("\n0: ")[-1], "the end")
-    found = cluster.until_state(job, "FAILED")
+    state = cluster.until_state(job, "FAILED")
     text = (tmp_path / "log").read_text()
-    assert (found["ExitCode"], found["Restarts"]) == ("75:0", "1"), text
+    assert (state["ExitCode"], state["Restarts"]) == ("75:0", "1"), text
     assert f"status 75 and saved nothing new; job {job} is queued again" in text
     assert f"two starts in a row saved nothing new, so job {job} is not queued again: give a longer --time" in text
 
@@ -186,8 +186,8 @@ def test_a_real_run_goes_on_after_a_lost_node_a_time_limit_and_a_cancelled_job(
     run = tmp_path / "run"
     variables = {"MODEL_DIR": str(run), "CORPUS": str(corpus), "VOCABULARY": str(vocabulary)}
     short = "--gin.config.RunConfig.host_timeout_seconds=60"
-    given = [f"--output={log}", "--time=120", *SMALL[:-2], "EVAL_STEPS=1", short]
-    job = submit(cluster, *given, "CHECKPOINT_PERIOD=20", "TRAIN_STEPS=100000", **variables)
+    flags = [f"--output={log}", "--time=120", *SMALL[:-2], "EVAL_STEPS=1", short]
+    job = submit(cluster, *flags, "CHECKPOINT_PERIOD=20", "TRAIN_STEPS=100000", **variables)
     until(lambda: "step 20 saved in" in log.read_text() if log.exists() else False, "a checkpoint")
     cluster.kill("gpu03")
     until(lambda: cluster.job(job)["Restarts"] == "1", "a new start without the node")
@@ -203,7 +203,7 @@ def test_a_real_run_goes_on_after_a_lost_node_a_time_limit_and_a_cancelled_job(
     cluster.until_state(job, "CANCELLED")
     before = max(steps(run))
     assert f"step {before:,} saved in" in log.read_text(), log.read_text()
-    job = submit(cluster, *given, f"TRAIN_STEPS={before + 3}", **variables)
+    job = submit(cluster, *flags, f"TRAIN_STEPS={before + 3}", **variables)
     cluster.until_state(job, "COMPLETED")
     assert steps(run)[-3:] == [before + 1, before + 2, before + 3], log.read_text()
     assert set(steps(run)) == set(range(1, before + 4))

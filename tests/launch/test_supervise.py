@@ -105,10 +105,10 @@ def test_the_number_of_new_starts_is_decimal(retries: str, status: int, starts: 
     assert (code, num_starts(tmp_path)) == (status, starts)
 
 
-@pytest.mark.parametrize("given", ["-1", "many", "1.5"])
-def test_a_number_of_new_starts_that_is_none_is_named(given: str, tmp_path: Path) -> None:
-    code, lines = ended(start(tmp_path, "0", "train", RETRIES=given))
-    assert code == 2 and lines == [f"launch/supervise.sh: RETRIES is {given}; give a whole number, 0 or more."]
+@pytest.mark.parametrize("retries", ["-1", "many", "1.5"])
+def test_a_number_of_new_starts_that_is_none_is_named(retries: str, tmp_path: Path) -> None:
+    code, lines = ended(start(tmp_path, "0", "train", RETRIES=retries))
+    assert code == 2 and lines == [f"launch/supervise.sh: RETRIES is {retries}; give a whole number, 0 or more."]
     assert not (tmp_path / "log").exists()
 
 

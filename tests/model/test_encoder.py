@@ -12,7 +12,8 @@ import transformers
 
 from limba.config import DataConfig, InputError, LossConfig, MeshConfig, RunConfig
 from limba.evaluation.validation import evaluation_sums
-from limba.formats.architectures import config_json, kind, model_fields, rows, shapes, written
+from limba.formats.architectures import kind, rows, shapes, written
+from limba.formats.huggingface_config import config_json, model_fields
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
 from limba.model.kernels.choose import choose
@@ -74,10 +75,10 @@ def of_transformers(config):
     """Returns transformers' network with these parameters, and what its config.json holds."""
     json = config_json(config, mask_id=251)
     network = getattr(transformers, json["architectures"][0])(transformers.AutoConfig.for_model(**json)).eval()
-    flat = unstack_layers({name: np.asarray(each) for name, each in flatten(noisy_parameters(config)).items()})
+    flat = unstack_layers({name: np.asarray(array) for name, array in flatten(noisy_parameters(config)).items()})
     arrays = written(flat, config)
     weights = {row.pytorch: arrays[row.t5x].T if row.transposed else arrays[row.t5x] for row in rows(config)}
-    missing, unknown = network.load_state_dict({name: torch.tensor(each) for name, each in weights.items()}, False)
+    missing, unknown = network.load_state_dict({name: torch.tensor(array) for name, array in weights.items()}, False)
     tied = {"lm_head.weight", "decoder.weight"} if config.logits_via_embedding else set()
     assert not unknown and set(missing) <= tied
     return network, json
@@ -101,7 +102,7 @@ def test_every_parameter_and_field_has_its_name_in_transformers(shape):
 
 
 def of_padded_rows(shape):
-    """Returns the rows, where they are no padding, and what transformers computes of them: logits and states."""
+    """Returns the rows, a mask of their tokens, and what transformers computes of them: logits and states."""
     features = masked_batch(2, 40 if shape == "modern, five windows" else 30)
     for array in features.values():
         array[1, 24:] = 0
@@ -119,7 +120,7 @@ def test_logits_and_states_equal_transformers(shape):
     features, real, expected, expected_states = of_padded_rows(shape)
     apply = Network(config).apply
     both = jax.jit(lambda params, features: (apply(params, features), apply(params, features, as_states=True)))
-    ours, states = (np.asarray(each) for each in both(noisy_parameters(config), features))
+    ours, states = (np.asarray(output) for output in both(noisy_parameters(config), features))
     assert np.abs(ours[real]).max() > 0.5
     np.testing.assert_allclose(ours[real], expected[real], atol=1e-4, rtol=0)
     np.testing.assert_allclose(states[real], expected_states[real], atol=1e-4, rtol=0)
@@ -143,11 +144,13 @@ def test_sees_both_directions_by_the_gradient():
     }
     params = noisy_parameters(ENCODER)
 
-    def summed(embedding, place):
-        return Network(ENCODER).apply({**params, "token_embedder": {"embedding": embedding}}, features)[0, place].sum()
+    def summed(embedding, position):
+        return (
+            Network(ENCODER).apply({**params, "token_embedder": {"embedding": embedding}}, features)[0, position].sum()
+        )
 
-    for place in (0, 7, 11):
-        reached = np.abs(jax.jit(jax.grad(summed))(params["token_embedder"]["embedding"], place))[:16].max(axis=1)
+    for position in (0, 7, 11):
+        reached = np.abs(jax.jit(jax.grad(summed))(params["token_embedder"]["embedding"], position))[:16].max(axis=1)
         assert (reached[:12] > 0).all() and (reached[12:] == 0).all()
 
 
@@ -206,10 +209,12 @@ def test_a_hybrid_predicts_a_token_from_the_others_alone():
     hybrid = dataclasses.replace(ENCODER, attention_mask="hybrid")
     tokens = jnp.arange(1, 13, dtype=jnp.int32)[None]
 
-    def of(embedding, place, which):
+    def of(embedding, position, which):
         features = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
         features["decoder_causal_attention"] = jnp.full_like(tokens, which)
-        return Network(hybrid).apply({**params, "token_embedder": {"embedding": embedding}}, features)[0, place].sum()
+        return (
+            Network(hybrid).apply({**params, "token_embedder": {"embedding": embedding}}, features)[0, position].sum()
+        )
 
     for which, seen in ((1, range(12)), (0, range(6))):  # token 12 is the last one, which nothing reads
         reached = np.abs(jax.jit(jax.grad(of))(params["token_embedder"]["embedding"], 5, which)).max(axis=1)
@@ -246,13 +251,15 @@ def test_eight_devices_equal_one(kind, mesh):
     elif kind != "all positions":
         features["decoder_causal_attention"] = np.repeat(np.arange(8) % 3 > 0, 24).reshape(8, 24).astype(np.int32)
         features["decoder_loss_weights"] |= 1 - features["decoder_causal_attention"]
-    tiny.assert_same_gradients(*((ENCODER, each, LossConfig()) for each in (MeshConfig(1), mesh)), features=features)
+    tiny.assert_same_gradients(
+        *((ENCODER, layout, LossConfig()) for layout in (MeshConfig(1), mesh)), features=features
+    )
 
 
 def test_every_third_layer_sees_all_and_the_others_four_to_each_side():
     params = noisy_parameters(MODERN)
     x = jax.random.normal(jax.random.key(0), (1, 24, MODERN.emb_dim))
-    weights = jax.tree.map(lambda each: each[0], params["decoder"]["layers"])
+    weights = jax.tree.map(lambda array: array[0], params["decoder"]["layers"])
     positions = jnp.arange(24)[None]
     ids = jnp.ones((1, 24), jnp.int32)
     mask = Mask(ids, ids)
@@ -302,7 +309,7 @@ SMOOTH = LossConfig(z_loss=1e-4, label_smoothing=0.1, normalize_by="sequences")
     ],
 )
 def test_the_gathered_head_equals_the_whole_one(shape, loss):
-    """Loss and gradient of the predicted positions alone are those of all logits, in chunks too."""
+    """Loss and gradient of the predicted positions alone equal the ones from all logits, in chunks too."""
     config = SHAPES[shape]
     features = masked_batch(4, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
@@ -311,15 +318,15 @@ def test_the_gathered_head_equals_the_whole_one(shape, loss):
 
     def of(loss, batch):
         gradient = Gradient(Network(config), loss)
-        found = jax.jit(lambda params, batch: gradients(gradient, params, batch, None))(noisy_parameters(config), batch)
-        return jax.tree.map(np.asarray, found)
+        grads = jax.jit(lambda params, batch: gradients(gradient, params, batch, None))(noisy_parameters(config), batch)
+        return jax.tree.map(np.asarray, grads)
 
     whole = of(dataclasses.replace(loss, logits="whole"), features)
     gathered = {**features, "decoder_predicted_positions": places}
     for logits in ("whole",) if not config.has_plain_head else ("whole", "chunked"):
-        found = of(dataclasses.replace(loss, logits=logits), gathered)
+        of_chunks = of(dataclasses.replace(loss, logits=logits), gathered)
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6 * np.abs(b).max()), found, whole
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6 * np.abs(b).max()), of_chunks, whole
         )
 
 
@@ -332,8 +339,8 @@ def test_the_evaluation_of_predicted_positions_is_that_of_all_logits(shape):
     places = most_weighted(features, 12)
     sums = jax.jit(functools.partial(evaluation_sums, network, LossConfig(), noisy_parameters(SHAPES[shape])))
     whole = sums(features)
-    found = sums({**features, "decoder_predicted_positions": places})
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, whole)
+    of_predicted = sums({**features, "decoder_predicted_positions": places})
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), of_predicted, whole)
     assert whole["tokens"] == features["decoder_loss_weights"].sum() > 0
 
 
@@ -381,9 +388,9 @@ def test_without_logits_an_encoder_has_the_same_states_and_no_output_layer(shape
         flatten(parameters)
     ) - set(names)
     assert {name: leaf.shape for name, leaf in unstack_layers(zeros).items()} == shapes(alone)
-    own = unflatten({name: array for name, array in flatten(parameters).items() if name in names})
+    own_parameters = unflatten({name: array for name, array in flatten(parameters).items() if name in names})
     states = jax.jit(functools.partial(Network(whole).apply, as_states=True))(parameters, features)
-    np.testing.assert_array_equal(jax.jit(Network(alone).apply)(own, features), states)
+    np.testing.assert_array_equal(jax.jit(Network(alone).apply)(own_parameters, features), states)
 
 
 def test_only_encoders_are_without_logits_and_no_run_trains_them():

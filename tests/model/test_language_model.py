@@ -67,8 +67,8 @@ def logits(config, features, params=None):
     segments = np.ones((rows, length), np.int32)
     places = ((0, ROWS - rows), (0, LENGTH - length))
     whole = {name: np.pad(array, places) for name, array in {"decoder_segment_ids": segments, **features}.items()}
-    found = applied(config)(parameters(config) if params is None else params, whole)
-    return np.asarray(found)[:rows, :length]
+    output = applied(config)(parameters(config) if params is None else params, whole)
+    return np.asarray(output)[:rows, :length]
 
 
 def test_causal_by_the_gradient():
@@ -80,14 +80,14 @@ def test_causal_by_the_gradient():
         "decoder_target_tokens": jnp.ones((1, 16), jnp.int32),
     }
 
-    def summed(embedding, place):
-        return model.apply({**params, "token_embedder": {"embedding": embedding}}, features)[0, place].sum()
+    def summed(embedding, position):
+        return model.apply({**params, "token_embedder": {"embedding": embedding}}, features)[0, position].sum()
 
     gradient = jax.jit(jax.grad(summed))
-    for place in (0, 7, 15):
-        to_rows = gradient(params["token_embedder"]["embedding"], place)
+    for position in (0, 7, 15):
+        to_rows = gradient(params["token_embedder"]["embedding"], position)
         reached = np.abs(to_rows - to_rows[-1:])[:16].max(axis=1)  # less what a tied head gives to every row
-        assert (reached[: place + 1] > 0).all() and (reached[place + 1 :] == 0).all()
+        assert (reached[: position + 1] > 0).all() and (reached[position + 1 :] == 0).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -112,9 +112,9 @@ def test_a_prefix_is_seen_whole_and_the_rest_causally():
     params = parameters(config)
     features["decoder_causal_attention"] = np.array([[1] * 5 + [0] * 3] * 2, np.int32)  # the start and 4 tokens
     before = logits(config, features, params)
-    for place, reached in ((4, 0), (6, 6)):  # from the first token on, and from the token itself
+    for position, reached in ((4, 0), (6, 6)):  # from the first token on, and from the token itself
         changed = {**features, "decoder_input_tokens": features["decoder_input_tokens"].copy()}
-        changed["decoder_input_tokens"][0, place] = 251
+        changed["decoder_input_tokens"][0, position] = 251
         difference = np.abs(logits(config, changed, params) - before)[0].max(axis=-1)
         assert (difference[:reached] == 0).all() and (difference[reached:] > 0).all()
 
@@ -195,10 +195,10 @@ def test_cached_generation_equals_uncached_token_for_token(layout, is_prefix):
         rules = decoding.Rules(banned, GenerationConfig(max_tokens=tokens), (1,))
         return decoding.generate(step, cache, jnp.asarray(prompt), rules)
 
-    found = np.asarray(written(params).tokens)[:, 0]
+    token_ids = np.asarray(written(params).tokens)[:, 0]
     for row, ids in enumerate(prompts):
         is_read = np.arange(LENGTH)[None] < (len(ids) if is_prefix else 0)
-        for token in found[row]:
+        for token in token_ids[row]:
             inputs = np.zeros((1, LENGTH), np.int32)
             inputs[0, : len(ids)] = ids
             features = {"decoder_input_tokens": inputs, "decoder_target_tokens": np.ones_like(inputs)}

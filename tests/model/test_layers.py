@@ -16,11 +16,13 @@ def test_a_product_and_its_gradients_are_those_of_float64(dtype: str) -> None:
     random = np.random.default_rng(0)
     x, kernel = (jnp.asarray(random.standard_normal(shape), dtype) for shape in ((3, 5, 8), (8, 6)))
     output, pull = jax.vjp(lambda x, kernel: matmul(x, kernel, jnp.dtype(dtype)), x, kernel)
-    rows, columns, result = (np.asarray(each, np.float64) for each in (x.reshape(15, 8), kernel, output.reshape(15, 6)))
+    rows, columns, result = (
+        np.asarray(array, np.float64) for array in (x.reshape(15, 8), kernel, output.reshape(15, 6))
+    )
     pairs = ((rows, columns), (result, columns.T), (rows.T, result))
-    for found, (a, b) in zip((output, *pull(output)), pairs, strict=True):
-        assert found.dtype == dtype
-        error = np.abs(np.asarray(found, np.float64).reshape(a.shape[0], b.shape[1]) - a @ b)
+    for product, (a, b) in zip((output, *pull(output)), pairs, strict=True):
+        assert product.dtype == dtype
+        error = np.abs(np.asarray(product, np.float64).reshape(a.shape[0], b.shape[1]) - a @ b)
         np.testing.assert_array_less(error, float(jnp.finfo(dtype).eps) * (np.abs(a) @ np.abs(b)))
 
 

@@ -17,11 +17,11 @@ SEGMENTS = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0]])
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_query_sees_the_keys_of_its_example(causal: bool, packed: bool) -> None:
     ids = ids_of(jnp.asarray(TOKENS), jnp.asarray(SEGMENTS) if packed else None)
-    found = np.asarray(Mask(ids, ids, causal).visible())
+    visible = np.asarray(Mask(ids, ids, causal).visible())
     for row, query, key in itertools.product(range(2), range(6), range(6)):
         both = TOKENS[row, query] > 0 and TOKENS[row, key] > 0
         same = not packed or SEGMENTS[row, query] == SEGMENTS[row, key]
-        assert found[row, query, key] == (both and same and (not causal or key <= query)), (row, query, key)
+        assert visible[row, query, key] == (both and same and (not causal or key <= query)), (row, query, key)
 
 
 def test_the_keys_of_another_sequence_have_its_ids() -> None:
@@ -32,5 +32,5 @@ def test_the_keys_of_another_sequence_have_its_ids() -> None:
 
 
 def test_a_prefix_sees_itself_alone() -> None:
-    found = prefix_mask(jnp.array([[True, True, False]])).astype(int)
-    assert found.tolist() == [[[1, 1, 0], [1, 1, 0], [0, 0, 0]]]
+    mask = prefix_mask(jnp.array([[True, True, False]])).astype(int)
+    assert mask.tolist() == [[[1, 1, 0], [1, 1, 0], [0, 0, 0]]]

@@ -58,10 +58,10 @@ def test_tree_is_t5x_s(size: str) -> None:
         stacked = "/layers/" in name
         spec = tuple(axes[name])
         assert not stacked or spec[0] == "layers"
-        own = shape.shape[1:] if stacked else shape.shape
+        layer_shape = shape.shape[1:] if stacked else shape.shape
         layers = shape.shape[0] if stacked else 1
         title = name.replace("/layers/", "/layers_*/")
-        ours.append(f"{title} {'x'.join(map(str, own))} {','.join(spec[1:] if stacked else spec)} {layers}")
+        ours.append(f"{title} {'x'.join(map(str, layer_shape))} {','.join(spec[1:] if stacked else spec)} {layers}")
     assert sorted(ours) == sorted(TREES[size])
     assert_the_table_has_it(config_of(size), shapes)
 

@@ -46,8 +46,8 @@ def activated(name: str, x: np.ndarray) -> np.ndarray:
 def attended(p: dict, name: str, x: np.ndarray, memory: np.ndarray, sees: np.ndarray, bias: Any = 0.0) -> np.ndarray:
     """Raffel et al. 2020, section 2.1: no 1/sqrt(width), the bias added to the products."""
     heads = [
-        each.reshape(*each.shape[:2], 2, 8).swapaxes(1, 2)
-        for each in (x @ p[f"{name}/query"], memory @ p[f"{name}/key"], memory @ p[f"{name}/value"])
+        array.reshape(*array.shape[:2], 2, 8).swapaxes(1, 2)
+        for array in (x @ p[f"{name}/query"], memory @ p[f"{name}/key"], memory @ p[f"{name}/value"])
     ]
     scores = np.where(sees[:, None], np.exp(heads[0] @ heads[1].swapaxes(2, 3) + bias), 0.0)
     shares = scores / np.maximum(scores.sum(-1, keepdims=True), 1e-30)
@@ -77,7 +77,7 @@ def logits_of(config: ModelConfig, params: Any, batch: dict[str, np.ndarray]) ->
             array = array.reshape(array.shape[-1:])
         p[name.removesuffix("/kernel").removesuffix("/scale")] = array
     inputs, targets = (batch[f"{name}_tokens"] for name in ("encoder_input", "decoder_target"))
-    own, theirs = (
+    own_ids, theirs = (
         np.where(tokens > 0, batch.get(f"{side}_segment_ids", 1), 0)
         for side, tokens in (("decoder", targets), ("encoder", inputs))
     )
@@ -98,10 +98,10 @@ def logits_of(config: ModelConfig, params: Any, batch: dict[str, np.ndarray]) ->
     layer = "decoder/layers"
     bias = position_bias(p["decoder/relpos_bias/rel_embedding"], x.shape[1], False)
     y = normed(x, p[f"{layer}/pre_self_attention_layer_norm"])
-    sees = same(own, own) & np.tri(x.shape[1], dtype=bool)
+    sees = same(own_ids, own_ids) & np.tri(x.shape[1], dtype=bool)
     x = x + attended(p, f"{layer}/self_attention", y, y, sees, bias)
     y = normed(x, p[f"{layer}/pre_cross_attention_layer_norm"])
-    x = x + attended(p, f"{layer}/encoder_decoder_attention", y, encoded, same(own, theirs))
+    x = x + attended(p, f"{layer}/encoder_decoder_attention", y, encoded, same(own_ids, theirs))
     x = x + mlp(p, f"{layer}/mlp", config, normed(x, p[f"{layer}/pre_mlp_layer_norm"]))
     x = normed(x, p["decoder/decoder_norm"])
     return x @ (table.T / 4 if config.logits_via_embedding else p["decoder/logits_dense"])
@@ -115,11 +115,11 @@ def logits_of(config: ModelConfig, params: Any, batch: dict[str, np.ndarray]) ->
 )
 def test_logits_are_the_formulas(changes: dict[str, Any], packed: bool) -> None:
     config = dataclasses.replace(SMALL, **changes)
-    batch = {name: np.array(each) for name, each in PACKED.items() if packed or "segment" not in name}
+    batch = {name: np.array(array) for name, array in PACKED.items() if packed or "segment" not in name}
     params = tiny.parameters(config)
-    found = jax.jit(Network(config).apply)(params, jax.tree.map(jnp.asarray, batch))
+    logits = jax.jit(Network(config).apply)(params, jax.tree.map(jnp.asarray, batch))
     real = batch["decoder_target_tokens"] > 0
-    np.testing.assert_allclose(found[real], logits_of(config, params, batch)[real], rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(logits[real], logits_of(config, params, batch)[real], rtol=2e-5, atol=2e-5)
 
 
 def test_norms_are_their_formulas() -> None:
@@ -127,12 +127,12 @@ def test_norms_are_their_formulas() -> None:
     x, scale, bias = (random.standard_normal(shape) for shape in ((2, 3, 8), 8, 8))
     x = x * 0.1 + 0.05
     params = {"scale": jnp.float32(scale), "bias": jnp.float32(bias)}
-    found: Any = LayerNorm(0.01, jnp.dtype("float32")).apply({"params": params}, jnp.float32(x))
+    output: Any = LayerNorm(0.01, jnp.dtype("float32")).apply({"params": params}, jnp.float32(x))
     wanted = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.01) * scale + bias
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    found = RMSNorm(0.01, jnp.dtype("float32")).apply({"params": {"scale": jnp.float32(scale)}}, jnp.float32(x))
+    np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-6)
+    output = RMSNorm(0.01, jnp.dtype("float32")).apply({"params": {"scale": jnp.float32(scale)}}, jnp.float32(x))
     wanted = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 0.01) * scale
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-6)
     decoder = tiny.language_model(norm="layer", layer_norm_epsilon=0.03)
     assert isinstance(norm(decoder), LayerNorm) and norm(decoder).epsilon == 0.03
     assert isinstance(norm(SMALL), RMSNorm) and norm(SMALL).epsilon == 1e-6
@@ -141,7 +141,7 @@ def test_norms_are_their_formulas() -> None:
 @pytest.mark.parametrize("shape", [(4, 6), (2, 3, 6)])
 def test_a_dense_layer_adds_its_bias(shape: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)
-    x, kernel, bias = (random.standard_normal(each) for each in (shape, (6, 5), (5,)))
+    x, kernel, bias = (random.standard_normal(size) for size in (shape, (6, 5), (5,)))
     params = {"kernel": jnp.float32(kernel), "bias": jnp.float32(bias)}
     layer = Dense(5, ("embed", "mlp"), jnp.dtype("float32"), has_bias=True)
     np.testing.assert_allclose(layer.apply({"params": params}, jnp.float32(x)), x @ kernel + bias, rtol=1e-5, atol=1e-6)
@@ -164,10 +164,10 @@ def test_biases_are_where_the_configuration_says() -> None:
 
 def test_dropout_leaves_out_whole_channels_of_a_sequence() -> None:
     x = jnp.ones((3, 5, 64))
-    found = np.asarray(Dropout(0.75).apply({}, x, False, rngs={"dropout": jax.random.key(0)}))
-    assert set(np.unique(found)) == {0.0, 4.0}
-    assert (found == found[:, :1]).all() and not (found == found[:1]).all()
-    assert 0.15 < (found > 0).mean() < 0.35
+    output = np.asarray(Dropout(0.75).apply({}, x, False, rngs={"dropout": jax.random.key(0)}))
+    assert set(np.unique(output)) == {0.0, 4.0}
+    assert (output == output[:, :1]).all() and not (output == output[:1]).all()
+    assert 0.15 < (output > 0).mean() < 0.35
     np.testing.assert_array_equal(Dropout(0.75).apply({}, x, True), x)
 
 
@@ -183,11 +183,11 @@ def test_dropout_of_attention_is_that_of_the_values(rate: float, monkeypatch: py
     )
     x, memory = (jnp.float32(random.standard_normal((2, length, 16))) for length in (3, 5))
     kernels = {name: random.standard_normal((16, 16)) / 4 for name in ("query", "key", "value", "out")}
-    params = {"params": {name: {"kernel": jnp.float32(each)} for name, each in kernels.items()}}
+    params = {"params": {name: {"kernel": jnp.float32(kernel)} for name, kernel in kernels.items()}}
     mask = Mask(jnp.ones((2, 3), jnp.int32), jnp.ones((2, 5), jnp.int32))
     attend = choose(config, None, 2, 3, 5)
     for deterministic in (True, False):
-        found = Attention(config).apply(
+        output = Attention(config).apply(
             params,
             x,
             memory,
@@ -197,17 +197,17 @@ def test_dropout_of_attention_is_that_of_the_values(rate: float, monkeypatch: py
             deterministic,
             rngs={} if deterministic else {"dropout": jax.random.key(0)},
         )
-        p = {f"a/{name}": each for name, each in kernels.items()}
+        p = {f"a/{name}": kernel for name, kernel in kernels.items()}
         drops = rate > 0 and not deterministic
         heads = [
-            np.asarray(each, np.float64).reshape(2, -1, 2, 8).swapaxes(1, 2)
-            for each in (x @ p["a/query"], memory @ p["a/key"], memory @ p["a/value"])
+            np.asarray(array, np.float64).reshape(2, -1, 2, 8).swapaxes(1, 2)
+            for array in (x @ p["a/query"], memory @ p["a/key"], memory @ p["a/value"])
         ]
         scores = np.exp(heads[0] @ heads[1].swapaxes(2, 3))
         values = heads[2] * (kept.swapaxes(1, 2) / (1 - rate) if drops else 1)
         shares = scores / scores.sum(-1, keepdims=True)
         wanted = (shares @ values).swapaxes(1, 2).reshape(2, 3, 16) @ p["a/out"]
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-5)
     assert asked == ([(1 - rate, (2, 5, 2, 1))] if rate else [])
 
 

@@ -37,15 +37,15 @@ EMBEDDING = "decoder/token_embedder/embedding"
 def arrays(config: ModelConfig) -> dict[str, np.ndarray]:
     """Random parameters by T5X's names, drawn in their order."""
     random = np.random.default_rng(0)
-    found = {}
+    by_name = {}
     shapes = {t5x.their_name(name): shape for name, shape in architectures.shapes(config).items()}
     for name in sorted(shapes):
         values = random.standard_normal(shapes[name]).astype(np.float32)
         scale = 1
         if "embed" not in name and len(shapes[name]) > 1:
             scale = shapes[name][-2] ** -0.5
-        found[name] = values / 10 + 1 if name.endswith("scale") else values * scale
-    return found
+        by_name[name] = values / 10 + 1 if name.endswith("scale") else values * scale
+    return by_name
 
 
 def rows() -> dict[str, np.ndarray]:
@@ -71,9 +71,9 @@ def test_logits_are_t5xs_own(is_tied, prefix):
     batch = rows()
     with np.load(GOLDEN) as golden:
         expected = golden[f"{'tied' if is_tied else 'untied'}_{prefix}"]
-    found = np.asarray(jax.jit(Network(config).apply)(parameters, batch))
+    logits = np.asarray(jax.jit(Network(config).apply)(parameters, batch))
     is_real = batch["decoder_target_tokens"] > 0
-    np.testing.assert_allclose(found[is_real], expected[is_real], atol=1e-5)
+    np.testing.assert_allclose(logits[is_real], expected[is_real], atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_back(checkpoint, tmp_path):
     with Checkpoints(str(tmp_path / "run"), CheckpointConfig(), data) as checkpoints:
         checkpoints.save(7, state, {})
     export.export(str(tmp_path / "run"), str(tmp_path), None, "float32")
-    before, after = (t5x.open_checkpoint(place / "checkpoint_7") for place in (checkpoint, tmp_path))
+    before, after = (t5x.open_checkpoint(folder / "checkpoint_7") for folder in (checkpoint, tmp_path))
     assert before.keys() == after.keys()
     for name in before:
         assert before[name].tobytes() == after[name].tobytes(), name

@@ -3,7 +3,7 @@
 `BROKEN` is (name, lines of a gin file after `SOUND`, chips, code of the finding, answer to a fix that leaves a choice).
 `OTHERS` are broken in what the first table does not look at: names, the machine, and how text fills a run.
 
-A number in front of a name is that of a list of 61 runs that were broken on purpose; broken_texts.py has the others.
+The number in front of a name comes from a list of 61 runs that were broken on purpose; broken_texts.py has the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs whose text or vocabulary is broken in one way each: the files of one, its flags, and the code of its finding.
 
 Sentences are made of phrases in several languages, so that documents are many and no two of them are alike; or
-documents are those of `REAL`, with which test_real_text.py fills this table anew.
+documents come from `REAL`, with which test_real_text.py fills this table anew.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ PHRASES = {  # language: beginnings, middles, ends of sentences
 
 REAL: dict[str, list[str]] = {}  # language: documents of real text
 LEGACY = {"ja": "shift_jis", "ro": "iso8859_16"}  # encodings of text that is not UTF-8; else Latin-1
-OTHER = {"da": "es", "zh": "da"}  # a text beside that of a language, of another script if there is one; else English
+OTHER = {"da": "es", "zh": "da"}  # a second language, of another script if there is one; else English
 SOUND = (Path(__file__).parents[1] / "broken" / "sound.gin").read_text()
 PAIRS = """
 from tasks import text_to_text
@@ -106,9 +106,9 @@ def write(name: str, texts: Sequence[str] | Sequence[dict[str, str]]) -> str:
     return name
 
 
-def pairs(own: str, change: Callable[[int, str, str], tuple[str, str]] = lambda _, a, b: (a, b)) -> list[str]:
+def pairs(language: str, change: Callable[[int, str, str], tuple[str, str]] = lambda _, a, b: (a, b)) -> list[str]:
     """Writes pairs of a language and another, each changed, and returns the flags of a run that reads them."""
-    texts = zip(documents(own, 400, 2), documents(OTHER.get(own, "en"), 400, 2), strict=True)
+    texts = zip(documents(language, 400, 2), documents(OTHER.get(language, "en"), 400, 2), strict=True)
     rows = [change(number, a, b) for number, (a, b) in enumerate(texts)]
     return ["pairs.gin", corpus(write("pairs.jsonl", [{"inputs": a, "targets": b} for a, b in rows]))]
 
@@ -122,16 +122,17 @@ def of(texts: Sequence[str] | Sequence[dict[str, str]], *flags: str) -> list[str
     return ["sound.gin", corpus(write("text.jsonl", texts)), *flags]
 
 
-def each(own: str, change: Callable[[int, str], str] = lambda _, text: text, *flags: str) -> list[str]:
-    return of([change(number, text) for number, text in enumerate(documents(own))], *flags)
+def changed(language: str, change: Callable[[int, str], str] = lambda _, text: text, *flags: str) -> list[str]:
+    """Writes documents of a language, each changed, and returns the flags of a run that reads them."""
+    return of([change(number, text) for number, text in enumerate(documents(language))], *flags)
 
 
-def vocabulary(own: str, size: int = 150, **options: object) -> str:
+def vocabulary(language: str, size: int = 150, **options: object) -> str:
     """Trains a vocabulary of a language, "prose" being Python's manual, and returns the flag that names it."""
-    texts = REAL.get(own) or (documents(own, seed=1) if own in PHRASES else _prose())
-    size = max(size, len(set("".join(texts))) + 50) if own in REAL else size
-    Path(f"{own}.model").write_bytes(_trained(tuple(texts), size, **options))
-    return f"--gin.VOCABULARY={own + '.model'!r}"
+    texts = REAL.get(language) or (documents(language, seed=1) if language in PHRASES else _prose())
+    size = max(size, len(set("".join(texts))) + 50) if language in REAL else size
+    Path(f"{language}.model").write_bytes(_trained(tuple(texts), size, **options))
+    return f"--gin.VOCABULARY={language + '.model'!r}"
 
 
 @functools.cache
@@ -149,86 +150,88 @@ def _prose() -> list[str]:
     return [json.loads(line)["text"] for line in Path("prose.jsonl").read_text().splitlines()]
 
 
-def legacy(own: str) -> list[str]:
+def legacy(language: str) -> list[str]:
     """Writes lines in an encoding of the language's own, of letters that this one has."""
-    encoding = LEGACY.get(own, "latin-1")
-    lines = [line for text in documents(own, 1500) for line in text.splitlines()]
+    encoding = LEGACY.get(language, "latin-1")
+    lines = [line for text in documents(language, 1500) for line in text.splitlines()]
     Path("text.txt").write_bytes("\n".join(lines).encode(encoding, "ignore"))
     return ["sound.gin", corpus("text.txt")]
 
 
-def truncated_gzip(own: str) -> list[str]:
-    path = Path(write("text.jsonl.gz", documents(own, 600)))
+def truncated_gzip(language: str) -> list[str]:
+    path = Path(write("text.jsonl.gz", documents(language, 600)))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     return ["sound.gin", corpus(path.name)]
 
 
-def broken_line(own: str) -> list[str]:
-    path = Path(write("text.jsonl", documents(own)))
+def broken_line(language: str) -> list[str]:
+    path = Path(write("text.jsonl", documents(language)))
     lines = path.read_text().splitlines()
     lines[70] = lines[70][:-9]
     path.write_text("\n".join(lines) + "\n")
     return ["sound.gin", corpus(path.name)]
 
 
-def same_file(own: str) -> list[str]:
-    write("parts/a.jsonl", documents(own))
+def same_file(language: str) -> list[str]:
+    write("parts/a.jsonl", documents(language))
     shutil.copy("parts/a.jsonl", "parts/b.jsonl")
     return ["sound.gin", corpus("parts/*.jsonl")]
 
 
-def another_script(own: str) -> list[str]:
+def another_script(language: str) -> list[str]:
     others = itertools.cycle(documents("el"))
-    return each(own, lambda n, t: next(others) if n % 10 else t, f"--gin.LANGUAGE={own!r}")
+    return changed(language, lambda n, t: next(others) if n % 10 else t, f"--gin.LANGUAGE={language!r}")
 
 
-def of_other_letters(own: str) -> list[str]:
-    return each(own, lambda _, t: t, vocabulary(OTHER.get(own, "el")))
+def of_other_letters(language: str) -> list[str]:
+    return changed(language, lambda _, t: t, vocabulary(OTHER.get(language, "el")))
 
 
-def of_another_language(own: str) -> list[str]:
-    letters = "".join(sorted({*"".join(documents(own, 300))} - set(" \t\n\r\u3000\xa0")))
+def of_another_language(language: str) -> list[str]:
+    letters = "".join(sorted({*"".join(documents(language, 300))} - set(" \t\n\r\u3000\xa0")))
     size = 1_000 + len(letters)
     letters = letters if len(letters) < 500 else ""
     flags = vocabulary("prose", size, required_chars=letters), f"--gin.VOCAB_SIZE={size + 152}"
-    return of(documents(own, 300), *flags)
+    return of(documents(language, 300), *flags)
 
 
 MARKUP = '<html><body><div class="post-{}"><p>{}</p><br/><a href="/next">»</a></div></body></html>'
 
 Run = Callable[[str], list[str]]
 RUNS: dict[str, tuple[str, str, Run]] = {  # number and name of a broken run: (code, a language, its files in one)
-    "21 another column": ("column", "el", lambda own: of([{"body": text} for text in documents(own)])),
+    "21 another column": ("column", "el", lambda lang: of([{"body": text} for text in documents(lang)])),
     "23 another encoding": ("record-error", "es", legacy),
     "29 another script": ("another-script", "da", another_script),
-    "30 few documents": ("num-data-shards", "ko", lambda own: of(documents(own, 6))),
+    "30 few documents": ("num-data-shards", "ko", lambda lang: of(documents(lang, 6))),
     "35 truncated gzip": ("unit-error", "ru", truncated_gzip),
     "36 broken JSON": ("record-error", "ko", broken_line),
-    "37 no such file": ("data-files", "es", lambda own: [*of(documents(own)), corpus("texts.jsonl")]),
+    "37 no such file": ("data-files", "es", lambda lang: [*of(documents(lang)), corpus("texts.jsonl")]),
     "39 the same file twice": ("equal-files", "da", same_file),
     "45 vocabulary of another script": ("lost-letters", "zh", of_other_letters),
     "46 vocabulary of another language": ("vocabulary-of-other-text", "es", of_another_language),
     "47 too few rows": ("vocab-size", "da",
-                        lambda own: each(own, lambda _, t: t, vocabulary(own), "--gin.VOCAB_SIZE=128")),
+                        lambda lang: changed(lang, lambda _, t: t, vocabulary(lang), "--gin.VOCAB_SIZE=128")),
     "49 no sentinels": ("no-sentinels", "da",
-                        lambda own: each(own, lambda _, t: t, vocabulary(own), "--gin.EXTRA_IDS=0")),
+                        lambda lang: changed(lang, lambda _, t: t, vocabulary(lang), "--gin.EXTRA_IDS=0")),
     "50 capitals folded": (
         "vocabulary-folds", "da",
-        lambda own: each(own, lambda _, t: t, vocabulary(own, normalization_rule_name="nmt_nfkc_cf"))),
-    "51 no vocabulary": ("vocabulary", "da", lambda own: each(own, lambda _, t: t, "--gin.VOCABULARY='none.model'")),
+        lambda lang: changed(lang, lambda _, t: t, vocabulary(lang, normalization_rule_name="nmt_nfkc_cf"))),
+    "51 no vocabulary": ("vocabulary", "da",
+                         lambda lang: changed(lang, lambda _, t: t, "--gin.VOCABULARY='none.model'")),
     "54 cut examples": ("cut-examples", "da",
-                        lambda own: [*pairs(own), "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 16}"]),
+                        lambda lang: [*pairs(lang), "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 16}"]),
 }  # fmt: skip
 
 
 # Those whose fix is to change the text: (code, a language, its files in one, and the files when that is done).
 BY_HAND: dict[str, tuple[str, str, Run, Run]] = {
-    "26 HTML": ("markup", "el", lambda own: each(own, lambda n, t: MARKUP.format(n, t), vocabulary(own)),
-                lambda own: each(own, lambda _, t: t, vocabulary(own))),
-    "32 empty documents": ("empty-documents", "hi", lambda own: each(own, lambda n, t: t if n % 5 > 2 else ""), each),
-    "34 one document": ("one-document", "es", lambda own: of(["\n".join(documents(own, 400))]),
-                        lambda own: of(documents(own, 400))),
-    "55 empty targets": ("empty-targets", "da", lambda own: pairs(own, lambda n, a, b: (a, b if n % 3 else " ")),
+    "26 HTML": ("markup", "el", lambda lang: changed(lang, lambda n, t: MARKUP.format(n, t), vocabulary(lang)),
+                lambda lang: changed(lang, lambda _, t: t, vocabulary(lang))),
+    "32 empty documents": ("empty-documents", "hi",
+                           lambda lang: changed(lang, lambda n, t: t if n % 5 > 2 else ""), changed),
+    "34 one document": ("one-document", "es", lambda lang: of(["\n".join(documents(lang, 400))]),
+                        lambda lang: of(documents(lang, 400))),
+    "55 empty targets": ("empty-targets", "da", lambda lang: pairs(lang, lambda n, a, b: (a, b if n % 3 else " ")),
                          pairs),
 }  # fmt: skip
 

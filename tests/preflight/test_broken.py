@@ -23,22 +23,22 @@ BROKEN = sorted((ROOT / "tests" / "broken").glob("*/*.gin"))
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """A corpus, a vocabulary of English letters without byte pieces, and a run with a checkpoint at step 10."""
-    place = tmp_path_factory.mktemp("broken")
+    folder = tmp_path_factory.mktemp("broken")
     lines = corpus.read_text().splitlines(keepends=True)
-    (place / "corpus.jsonl").write_text("".join(lines[:120]))
+    (folder / "corpus.jsonl").write_text("".join(lines[:120]))
     texts = [json.loads(line)["text"] for line in lines[:120]]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_prefix=str(place / "english"), vocab_size=250, hard_vocab_limit=False,
+        sentence_iterator=iter(texts), model_prefix=str(folder / "english"), vocab_size=250, hard_vocab_limit=False,
         pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
     )  # fmt: skip
-    shutil.copytree(ROOT / "tests" / "golden" / "run" / "run", place / "golden")
-    (place / "tests").mkdir()
-    shutil.copytree(ROOT / "tests" / "broken", place / "tests" / "broken")
-    return place
+    shutil.copytree(ROOT / "tests" / "golden" / "run" / "run", folder / "golden")
+    (folder / "tests").mkdir()
+    shutil.copytree(ROOT / "tests" / "broken", folder / "tests" / "broken")
+    return folder
 
 
 @pytest.fixture
-def place(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(shelf)
     monkeypatch.setattr(data, "SECONDS", 0.1)
     monkeypatch.setattr(sample, "SAMPLE_BYTES", 100_000)
@@ -65,22 +65,22 @@ def test_there_are_twelve_of_all_kinds() -> None:
     assert {path.parent.name for path in BROKEN} == {"gin", "task", "vocabulary", "data", "storage"}
 
 
-def test_nothing_is_wrong_with_what_they_break(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_wrong_with_what_they_break(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, document = verdict(capsys, "tests/broken/sound.gin", "--no_compile", "--topology=v4-8")
     assert (code, document["verdict"]) == (0, "go"), found(document, "error") + found(document, "warning")
     titles = [section["title"] for section in document["sections"]]
     assert titles[:6] == ["Config", "Data", "Vocabulary", "Objective and schedule", "Storage", "Environment"]
     assert titles[6:] == ["Estimate", "Time and cost"]
-    assert not (place / "run").exists()  # nothing is left behind
+    assert not (workdir / "run").exists()  # nothing is left behind
 
 
-def test_nothing_is_wrong_with_the_run_that_is_resumed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_wrong_with_the_run_that_is_resumed(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, document = verdict(capsys, "tests/broken/resumed.gin", "--no_compile")
     assert (code, document["verdict"]) == (0, "go"), found(document, "error") + found(document, "warning")
 
 
 @pytest.mark.parametrize("path", BROKEN, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_it_is_found_and_the_line_fixes_it(path: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_found_and_the_line_fixes_it(path: Path, workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, says, fix = re.findall(r"^# (?:says: |fix: )?(.+)$", path.read_text(), re.MULTILINE)[:3]
     name = f"tests/broken/{path.parent.name}/{path.name}"
     code, document = verdict(capsys, name, "--topology=v4-8")
@@ -91,13 +91,13 @@ def test_it_is_found_and_the_line_fixes_it(path: Path, place: Path, capsys: pyte
     assert "Environment" in [section["title"] for section in document["sections"]]  # the others go on
     if "…" in line["fix"] or path.stem in ("not_utf8", "misspelt_name"):
         return  # the value is the user's; or a command
-    fixed = Path(place) / "tests" / "broken" / path.parent.name / f"fixed_{path.name}"
+    fixed = Path(workdir) / "tests" / "broken" / path.parent.name / f"fixed_{path.name}"
     fixed.write_text(f"{path.read_text()}\n{line['fix']}\n")
-    _, document = verdict(capsys, str(fixed.relative_to(place)), "--no_compile")
+    _, document = verdict(capsys, str(fixed.relative_to(workdir)), "--no_compile")
     assert says not in json.dumps(document, ensure_ascii=False)
 
 
-def test_wrong_flags_are_no_verdict(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_no_verdict(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for argv, says in (
         (["--topology=v4-9"], "The topology v4-9 does not exist: v4 comes as v4-8"),
         (["--price=cheap"], "--price=cheap is not a number of dollars of a chip-hour above 0; write --price=2.5."),
@@ -112,7 +112,7 @@ def test_wrong_flags_are_no_verdict(place: Path, capsys: pytest.CaptureFixture[s
         assert says in out.err + out.out
 
 
-def test_the_command_is_in_the_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_is_in_the_table(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["preflight", "--list_topologies"]) == 0
     names = capsys.readouterr().out.splitlines()
     assert {"v4-8", "v6e-16", "h100-8", "cpu-1"} <= set(names)

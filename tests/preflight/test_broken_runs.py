@@ -25,7 +25,7 @@ SHIPPED = sorted(path.name for path in (ROOT / "gin").glob("*.gin") if path.name
 
 
 @pytest.fixture
-def place(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a corpus and a checkpoint. Text and machine are looked at in other tests."""
     shutil.copy(corpus, tmp_path / "corpus.jsonl")
     shutil.copytree(ROOT / "tests" / "golden" / "run" / "run", tmp_path / "golden")
@@ -36,28 +36,28 @@ def place(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def wrong(place: Path, capsys: pytest.CaptureFixture[str], text: str, chips: str) -> list[dict]:
+def wrong(workdir: Path, capsys: pytest.CaptureFixture[str], text: str, chips: str) -> list[dict]:
     """Returns the errors and warnings of a preflight without a compile."""
-    (place / "run.gin").write_text(text)
+    (workdir / "run.gin").write_text(text)
     capsys.readouterr()
     status = preflight.run(["run.gin", "--json", "--no_compile", *([f"--topology={chips}"] if chips else [])])
     document = json.loads(capsys.readouterr().out)
-    found = [line for each in document["sections"] for line in each["lines"] if line["level"] != "ok"]
-    assert status == any(line["level"] == "error" for line in found)  # 1; a warning ends it with 0
-    assert (document["verdict"] == "go") == (not found)
-    return found
+    lines = [line for part in document["sections"] for line in part["lines"] if line["level"] != "ok"]
+    assert status == any(line["level"] == "error" for line in lines)  # 1; a warning ends it with 0
+    assert (document["verdict"] == "go") == (not lines)
+    return lines
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
 def test_a_broken_run_is_found_and_its_fix_works_as_typed(
-    broken: Broken, place: Path, capsys: pytest.CaptureFixture[str]
+    broken: Broken, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = f"{broken.sound}\n{broken.lines}\n"
-    (line,) = wrong(place, capsys, text, broken.chips)  # one finding, and nothing said twice
+    (line,) = wrong(workdir, capsys, text, broken.chips)  # one finding, and nothing said twice
     assert line["code"] == broken.code, line
     fix = broken.answer or line["fix"]
     assert "…" not in fix and ("…" in line["fix"]) == bool(broken.answer)
-    assert wrong(place, capsys, f"{text}\n{fix}\n", broken.chips) == []
+    assert wrong(workdir, capsys, f"{text}\n{fix}\n", broken.chips) == []
 
 
 @pytest.mark.parametrize(
@@ -77,15 +77,15 @@ def test_a_broken_run_is_found_and_its_fix_works_as_typed(
     ],
 )  # fmt: skip
 def test_nothing_is_said_of_a_healthy_run(
-    text: str, chips: str, place: Path, capsys: pytest.CaptureFixture[str]
+    text: str, chips: str, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert wrong(place, capsys, text, chips) == []
+    assert wrong(workdir, capsys, text, chips) == []
 
 
-def judged(run: RunConfig, place: str) -> list[Line]:
-    chips = topology(place)
-    found = estimate.estimate(run, chips, False)
-    lines = [*rate_warnings(run), *found.lines, *cost.time_and_cost(run, chips, [found], cost.Terms()).lines]
+def judged(run: RunConfig, chips_name: str) -> list[Line]:
+    chips = topology(chips_name)
+    estimated = estimate.estimate(run, chips, False)
+    lines = [*rate_warnings(run), *estimated.lines, *cost.time_and_cost(run, chips, [estimated], cost.Terms()).lines]
     return [line for line in lines if line.level != "ok"]
 
 
@@ -114,23 +114,23 @@ def test_nothing_is_said_of_a_shipped_run_on_sound_text(
     name: str, language: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Here every section is looked at: what is said is that so little text is read too often."""
+    """Every section is looked at; the only finding is that so little text is read too often."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "SECONDS", 0.0)
     path = broken_texts.write("text.jsonl", broken_texts.documents(language, 600))
     flags = [f"--gin.CORPUS={path!r}", "--gin.MODEL_DIR='run'", "--topology=v3-8", *flags]
     preflight.run([f"gin/{name}.gin", "--json", "--no_compile", *flags])
     document = json.loads(capsys.readouterr().out)
-    wrong = [line for each in document["sections"] for line in each["lines"] if line["level"] != "ok"]
+    wrong = [line for part in document["sections"] for line in part["lines"] if line["level"] != "ok"]
     assert {line["code"] for line in wrong} <= {"too-many-epochs"}, wrong
     assert not [text for text in document["figures"].values() if "not known" in text]
 
 
 def test_a_token_that_is_missing_is_asked_for_once(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("limba.storage.servers.token", lambda: None)
-    (line,) = wrong(place, capsys, f"{SOUND}\nHUB_MODEL_ID = 'me/model'\n", "v4-8")
+    (line,) = wrong(workdir, capsys, f"{SOUND}\nHUB_MODEL_ID = 'me/model'\n", "v4-8")
     assert line["level"] == "error" and line["fix"] == "export HF_TOKEN=…"
 
 
@@ -138,7 +138,7 @@ def test_a_token_that_is_missing_is_asked_for_once(
 def test_a_run_that_its_machine_or_text_breaks_is_found_too(
     broken: Broken, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here every section is looked at, and what is said of others beside is what this small text cannot do better."""
+    """Every section is looked at; other findings are about what this small text cannot do better."""
     for name in ("HF_TOKEN", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -161,21 +161,21 @@ def test_a_run_that_its_machine_or_text_breaks_is_found_too(
 
 
 def test_chips_that_no_reader_feeds_are_found(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Number 61. Its fix is as many processes as may read, which do not suffice for all chips."""
     monkeypatch.undo()
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(workdir)
     monkeypatch.setattr(data, "SECONDS", 0.0)
     narrow = "config.ModelConfig:\n  emb_dim = 8\n  mlp_dim = 8\n  num_encoder_layers = 1\n  num_decoder_layers = 1\n"
-    lines = wrong(place, capsys, f"{LOCAL}\nBATCH_SIZE = 32_768\n{narrow}", "h100-8")
+    lines = wrong(workdir, capsys, f"{LOCAL}\nBATCH_SIZE = 32_768\n{narrow}", "h100-8")
     (fix,) = [line["fix"] for line in lines if line["code"] == "reading-too-slow"]
     assert fix == "config.DataConfig.num_reader_processes = 16"
 
 
 def test_the_tables_have_all_runs_but_one() -> None:
     """Float16 was thought to be broken, number 5, and is not; 61 has a test of its own; others datatrove looks for."""
-    names = [*(each.name for each in (*BROKEN, *OTHERS)), *broken_texts.RUNS, *broken_texts.BY_HAND]
+    names = [*(broken.name for broken in (*BROKEN, *OTHERS)), *broken_texts.RUNS, *broken_texts.BY_HAND]
     numbers = sorted(int(name[:2]) for name in names if name[:2].isdigit())
     of_datatrove = {22, 24, 25, 27, 28, 38, 40, 41, 42, 43, 44, 56}
     assert numbers == [number for number in range(1, 63) if number not in {5, 61, *of_datatrove}]

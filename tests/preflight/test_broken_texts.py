@@ -29,7 +29,7 @@ BESIDE = re.compile("epochs over the corpus|FLOPs for|warm-up|learning rate|is e
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "SECONDS", 0.0)
     (tmp_path / "sound.gin").write_text(SOUND)
@@ -47,10 +47,12 @@ def findings(argv: list[str]) -> list[dict]:
 def test_it_is_found_and_its_fix_works_as_it_is_typed(name: str) -> None:
     code, language, files = RUNS[name]
     argv = files(language)
-    found = findings(argv)
-    lines = [line for line in found if line["code"] == code]
-    assert len(lines) == 1 and lines[0]["fix"], found  # said once
-    assert sum(line["level"] == "error" for line in found) == (lines[0]["level"] == "error"), found  # of one fault
+    found_lines = findings(argv)
+    lines = [line for line in found_lines if line["code"] == code]
+    assert len(lines) == 1 and lines[0]["fix"], found_lines  # said once
+    assert sum(line["level"] == "error" for line in found_lines) == (lines[0]["level"] == "error"), (
+        found_lines
+    )  # of one fault
     assert "…" not in lines[0]["fix"], lines  # nothing is left to choose
     left = findings(typed(lines[0]["fix"], argv))
     assert code not in [line["code"] for line in left], (lines, left)
@@ -60,10 +62,12 @@ def test_it_is_found_and_its_fix_works_as_it_is_typed(name: str) -> None:
 @pytest.mark.parametrize("name", BY_HAND)
 def test_text_that_its_owner_has_to_change_is_found_and_right_when_that_is_done(name: str) -> None:
     code, language, files, mended = BY_HAND[name]
-    found = findings(files(language))
-    lines = [line for line in found if line["code"] == code]
-    assert len(lines) == 1 and lines[0]["fix"], found
-    assert sum(line["level"] == "error" for line in found) == (lines[0]["level"] == "error"), found  # of one fault
+    found_lines = findings(files(language))
+    lines = [line for line in found_lines if line["code"] == code]
+    assert len(lines) == 1 and lines[0]["fix"], found_lines
+    assert sum(line["level"] == "error" for line in found_lines) == (lines[0]["level"] == "error"), (
+        found_lines
+    )  # of one fault
     assert code not in [line["code"] for line in findings(mended(language))]
 
 

@@ -31,10 +31,12 @@ def bytes_of(config: RunConfig) -> float:
 
 def applied(config: RunConfig, fixes: list[tuple[str, object]]) -> RunConfig:
     """Returns the run with the fixes as a user types them."""
-    given = dict(fixes)
-    axes = {axis: given.get(f"MeshConfig.{axis}", getattr(config.mesh, axis)) for axis in ("data", "fsdp", "model")}
-    changed = runs.changed(config, remat=given.get("ModelConfig.remat", config.model.remat))
-    parts = given.get("RunConfig.num_microbatches", config.num_microbatches)
+    fix_values = dict(fixes)
+    axes = {
+        axis: fix_values.get(f"MeshConfig.{axis}", getattr(config.mesh, axis)) for axis in ("data", "fsdp", "model")
+    }
+    changed = runs.changed(config, remat=fix_values.get("ModelConfig.remat", config.model.remat))
+    parts = fix_values.get("RunConfig.num_microbatches", config.num_microbatches)
     return dataclasses.replace(changed, num_microbatches=parts, mesh=dataclasses.replace(config.mesh, **axes))
 
 
@@ -106,7 +108,7 @@ def test_a_batch_ends_the_micro_batches_that_are_tried() -> None:
     for chips, parts in ((topology("v5e-1"), [2, 4, 8]), (CHIPS, [])):
         device = changes.Device(chips, 1.0)
         matches = re.findall(r"num_microbatches = (\d+)", changes.table(config, device))
-        assert [int(each) for each in matches] == parts
+        assert [int(match) for match in matches] == parts
         assert changes.that_fits(config, device)[0][0] == "DataConfig.batch_size"
 
 
@@ -150,9 +152,9 @@ def test_what_a_compiler_has_counted_sets_the_sizes_of_all_choices(monkeypatch: 
     needed = int(1.05 * limit)
     scale = needed / bytes_of(config)
     assert 1 < scale < 1.5
-    found = {"fits": False, "live_bytes": needed, "largest": [], "mesh": [8, 1, 1], "state_bytes": 1 << 28}
-    found |= {"seconds": 1.0, "cpu_seconds": 1.0}
-    monkeypatch.setattr(compiler, "compiled_step", lambda *_: found)
+    program = {"fits": False, "live_bytes": needed, "largest": [], "mesh": [8, 1, 1], "state_bytes": 1 << 28}
+    program |= {"seconds": 1.0, "cpu_seconds": 1.0}
+    monkeypatch.setattr(compiler, "compiled_step", lambda *_: program)
     line = compiler.compiled(config, CHIPS).lines[0]
     assert line.level == "error" and f"ModelConfig.remat = 'none': {size_in_words(needed)}, as it is\n" in line.text
     minimal = scale * bytes_of(runs.changed(config, remat="minimal"))

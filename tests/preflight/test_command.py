@@ -103,8 +103,8 @@ def test_a_bucket_that_does_not_answer_is_an_error(
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     monkeypatch.setattr(data, "SECONDS", 0.0)
     monkeypatch.setattr(sample, "SAMPLE_BYTES", 20_000)
-    given = choices | {"MODEL_DIR": "gs://bucket/run"} | vocabulary
-    flags = [f"--gin.{name}={value}" for name, value in given.items()]
+    bindings = choices | {"MODEL_DIR": "gs://bucket/run"} | vocabulary
+    flags = [f"--gin.{name}={value}" for name, value in bindings.items()]
     assert main.main(["preflight", "gin/demo.gin", "--json", *flags]) == 1
     document = json.loads(capsys.readouterr().out)
     assert [section["title"] for section in document["sections"]][:6] == SECTIONS
@@ -122,10 +122,10 @@ def test_a_quoted_figure_names_its_command_and_is_that_of_its_table() -> None:
     command = compiler.MEASURED_BY.partition(" --remat")[0]
     table = text.partition(f"`{command} [choices]`")[2].split("\n\n")[1]
     rows = [[cell.strip(" `*") for cell in row.split("|")] for row in table.splitlines()]
-    found = {row[1]: (float(row[4]), float(row[5])) for row in rows if row[1].startswith("--remat")}
-    scanned = found["--remat=minimal"]
-    unrolled = found["--remat=minimal --no-scan"]
-    shares = tuple(round(own / other, 2) for own, other in zip(unrolled, scanned, strict=True))
+    figures = {row[1]: (float(row[4]), float(row[5])) for row in rows if row[1].startswith("--remat")}
+    scanned = figures["--remat=minimal"]
+    unrolled = figures["--remat=minimal --no-scan"]
+    shares = tuple(round(ours / other, 2) for ours, other in zip(unrolled, scanned, strict=True))
     assert shares == compiler.UNROLLED
     page = " ".join((ROOT / "docs" / "development" / "preflight.md").read_text().split())
     assert f"`{command} --remat=minimal`, without and with `--no-scan`" in page

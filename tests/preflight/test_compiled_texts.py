@@ -42,23 +42,23 @@ ENTRY %main (x.1: f32[8]) -> f32[8] {
 
 def test_the_largest_arrays_have_names_of_the_network(tmp_path: Path) -> None:
     (tmp_path / "module_0001.jit_train_step.x.after_optimizations-live-range.txt").write_text(LIVE_RANGE)
-    found = memory.largest(str(tmp_path), PROGRAM)
-    assert [each["bytes"] for each in found] == [5000, 4000, 3000, 2000]
-    assert [each["where"] for each in found] == [
+    arrays = memory.largest(str(tmp_path), PROGRAM)
+    assert [array["bytes"] for array in arrays] == [5000, 4000, 3000, 2000]
+    assert [array["where"] for array in arrays] == [
         "encoder/mlp/wi_0/dot_general",
         "params/token_embedder/embedding",
         "decoder/logits_dense/dot_general",
         "encoder",
     ]
-    assert [each["of"] for each in found] == ["temporary", "argument", "temporary", "temporary"]
+    assert [array["of"] for array in arrays] == ["temporary", "argument", "temporary", "temporary"]
     assert (
-        found[0]["shape"] == "bf16[12,8,64]"
-        and found[3]["shape"] == "f32[2,250]"
+        arrays[0]["shape"] == "bf16[12,8,64]"
+        and arrays[3]["shape"] == "f32[2,250]"
         and memory.peak_bytes(str(tmp_path)) == 12000
     )
     # A program that did not fit is read from what the compiler wrote.
     (tmp_path / "module_0001.jit_train_step.x.after_optimizations.txt").write_text(PROGRAM)
-    assert memory.largest(str(tmp_path), "") == found
+    assert memory.largest(str(tmp_path), "") == arrays
     assert memory.largest(str(tmp_path / "none"), PROGRAM) == []
 
 
@@ -110,9 +110,9 @@ def test_the_features_are_those_of_the_configuration() -> None:
 
 def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
     config = runs.run()
-    found = {"fusion_cycles": 2e8, "kernel_flops": 0.0, "collective_bytes": {"all-reduce": 3e8}}
+    counted = {"fusion_cycles": 2e8, "kernel_flops": 0.0, "collective_bytes": {"all-reduce": 3e8}}
     pod = topologies.topology("v4-8")
-    estimate = speed.estimate(config, found, (256, 64), pod)
+    estimate = speed.estimate(config, counted, (256, 64), pod)
     seconds = 2e8 / 1.05e9
     assert estimate.fastest == pytest.approx(seconds) and estimate.slowest == pytest.approx(2 * (seconds + 2e-3))
     figures = estimate.figures(config, (256, 64), pod)
@@ -120,11 +120,11 @@ def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
     assert low < high == pytest.approx(16 * 320 / seconds) and figures["mfu"][0] < figures["mfu"][1]
     assert figures["days"][1] == pytest.approx(1000 * estimate.slowest / 86400)
     large = runs.run(rows=1_024)
-    card = speed.estimate(large, found, (256, 64), topologies.topology("a100-1"))
+    card = speed.estimate(large, counted, (256, 64), topologies.topology("a100-1"))
     assert card.slowest == pytest.approx(2 * card.fastest) and "gives no time" in card.made
     figures = card.figures(large, (256, 64), topologies.topology("a100-1"))
     assert figures["mfu"] == pytest.approx(list(arithmetic.MFU))  # one definition, and nothing beside that range
-    small = speed.estimate(config, found, (256, 64), topologies.topology("a100-1"))
+    small = speed.estimate(config, counted, (256, 64), topologies.topology("a100-1"))
     assert small.fastest == arithmetic.LEAST_STEP_SECONDS  # no step takes microseconds
 
 

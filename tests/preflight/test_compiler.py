@@ -59,8 +59,8 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
 
 @pytest.mark.night
 def test_several_devices_exchange(compiled_here: None) -> None:
-    found = compiler.compiled(runs.run(runs.TINY, rows=8), topology("cpu-2")).data
-    assert sum(found["collective_bytes"].values()) > 0 and found["mesh"] == [2, 1, 1]
+    figures = compiler.compiled(runs.run(runs.TINY, rows=8), topology("cpu-2")).data
+    assert sum(figures["collective_bytes"].values()) > 0 and figures["mesh"] == [2, 1, 1]
 
 
 @pytest.mark.night
@@ -103,7 +103,7 @@ def test_the_printed_change_of_a_run_that_does_not_fit_a_tpu_is_taken_by_its_com
 
 @pytest.mark.parametrize(
     ("name", "chosen", "compiled"),
-    [(place, chosen, True) for place in ("v4-8", "cpu-1") for chosen in (None, True, False)]
+    [(chips, chosen, True) for chips in ("v4-8", "cpu-1") for chosen in (None, True, False)]
     + [("h100-1", None, None), ("h100-1", True, True), ("h100-1", False, None)],
 )
 def test_cards_compile_what_runs_there_and_others_a_scan(name: str, chosen: bool | None, compiled: bool | None) -> None:

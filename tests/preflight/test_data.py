@@ -68,12 +68,12 @@ for name, source, preprocessors in (
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     """Corpora of a few documents, and a vocabulary of English that spells other letters in bytes."""
-    place = tmp_path_factory.mktemp("corpora")
+    folder = tmp_path_factory.mktemp("corpora")
     texts = list(dict.fromkeys(json.loads(line)["text"] for line in corpus.read_text().splitlines()))[:100]
 
     def write(name: str, documents: list[str]) -> None:
         lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
-        (place / name).write_bytes(gzip.compress(lines.encode()) if name.endswith(".gz") else lines.encode())
+        (folder / name).write_bytes(gzip.compress(lines.encode()) if name.endswith(".gz") else lines.encode())
 
     write("train.jsonl", texts[:80])
     write("validation.jsonl", texts[80:])
@@ -84,10 +84,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     write("ligatures.jsonl", [f"The ﬁrst ﬂoor. {text[:200]}" for text in texts])
     write("greek.jsonl", [f"{text} {GREEK} {number}" for number, text in enumerate(texts)])
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_prefix=str(place / "english"), vocab_size=500, hard_vocab_limit=False,
+        sentence_iterator=iter(texts), model_prefix=str(folder / "english"), vocab_size=500, hard_vocab_limit=False,
         byte_fallback=True, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
     )  # fmt: skip
-    return place
+    return folder
 
 
 @pytest.fixture
@@ -95,8 +95,8 @@ def run(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     monkeypatch.chdir(shelf)
     monkeypatch.setattr(data, "SECONDS", 0.0)
     files = {"train": "train.jsonl", "validation": "validation.jsonl"}
-    given = DataConfig("demo_span_corruption", {"inputs": 64}, 8, vocabulary="byte", data_files=files)
-    return RunConfig(tiny.model(vocab_size=1_024), given, str(shelf / "run"), train_steps=1_000)
+    data_config = DataConfig("demo_span_corruption", {"inputs": 64}, 8, vocabulary="byte", data_files=files)
+    return RunConfig(tiny.model(vocab_size=1_024), data_config, str(shelf / "run"), train_steps=1_000)
 
 
 def section_of(run: RunConfig, chips: Any = None) -> Section:
@@ -105,9 +105,9 @@ def section_of(run: RunConfig, chips: Any = None) -> Section:
 
 
 def the_line(section: Section, says: str) -> Line:
-    found = [line for line in section.lines if re.search(says, line.text)]
-    assert len(found) == 1, (says, [line.text for line in section.lines])
-    return found[0]
+    lines = [line for line in section.lines if re.search(says, line.text)]
+    assert len(lines) == 1, (says, [line.text for line in section.lines])
+    return lines[0]
 
 
 def with_data(run: RunConfig, **changes: Any) -> RunConfig:
@@ -120,28 +120,30 @@ def test_the_figures_of_a_sound_corpus_are_those_of_its_files(run: RunConfig, sh
     total = sum(map(len, texts))
     section = section_of(run, CHIPS)
     assert {line.level for line in section.lines} == {"ok"}, section.lines
-    found = section.data
-    assert found["columns"] == ["text"] and "Column text; a sample of 80 documents" in section.lines[1].text
+    figures = section.data
+    assert figures["columns"] == ["text"] and "Column text; a sample of 80 documents" in section.lines[1].text
     middle = (sizes[39] + sizes[40]) / 2
     mean = total / 80
     spread = f"Bytes per document: median {middle:,.0f}, mean {mean:,.0f}, longest {sizes[-1]:,}; tokens "
     assert the_line(section, "^Bytes per document").text.startswith(spread)
-    assert found["bytes_per_document"] == found["tokens_per_document"] == pytest.approx(mean)
-    assert found["corpus_tokens"] == {"demo_span_corruption": pytest.approx(total)}
+    assert figures["bytes_per_document"] == figures["tokens_per_document"] == pytest.approx(mean)
+    assert figures["corpus_tokens"] == {"demo_span_corruption": pytest.approx(total)}
     size = f"The corpus has about {rows.in_words(total)} tokens (80 documents)."
     assert the_line(section, "^The corpus has").text == size
     assert the_line(section, "^Validation split").text == "Validation split 'validation': 20 documents."
     padding = r"^Padding in the rows that are trained on: 0.0% of the inputs, \d.\d% of the targets\.$"
     the_line(section, padding)
-    in_all = found["tokens_per_row"] * 8 * 1_000
-    assert found["tokens_in_all"] == pytest.approx(in_all) and 64 < found["tokens_per_row"] <= 64 + 20
-    of_text = found["text_share"] * in_all  # without sentinels
+    in_all = figures["tokens_per_row"] * 8 * 1_000
+    assert figures["tokens_in_all"] == pytest.approx(in_all) and 64 < figures["tokens_per_row"] <= 64 + 20
+    of_text = figures["text_share"] * in_all  # without sentinels
     assert of_text == pytest.approx((raw_and_targets(64)[0] + 2) * 8 * 1_000)  # two ends of sequence
     epochs = f"{rows.in_words(in_all)} in 1,000 steps: about {of_text / total:,.2f} epochs over the corpus."
     said = the_line(section, "real tokens a step").text
     assert said.startswith(f"{in_all / 1_000:,.0f} real tokens a step, ") and said.endswith(epochs)
     per_host = rows.MFU * 275e12 * 4
-    assert 0 < found["tokens_wanted_per_host"] <= min(per_host, 8 / rows.LEAST_STEP_SECONDS * found["tokens_per_row"])
+    assert (
+        0 < figures["tokens_wanted_per_host"] <= min(per_host, 8 / rows.LEAST_STEP_SECONDS * figures["tokens_per_row"])
+    )
     the_line(section, r"^Reading: .*; 1 host of v4-8 wants \d.\d\d million each at 40% of the peak \(an assumption\)")
     the_line(section, "^A resumed run continues at the very row where it stopped.$")
 
@@ -204,14 +206,14 @@ def test_a_line_is_there_where_the_data_calls_for_it(
 ) -> None:
     changes, chips, constants, (level, says, fix) = CASES[name]
     for constant, value in constants.items():
-        (module,) = [each for each in (splits, data, rows) if hasattr(each, constant)]
+        (module,) = [owner for owner in (splits, data, rows) if hasattr(owner, constant)]
         monkeypatch.setattr(module, constant, value)
     wanted = None if chips is None else types.SimpleNamespace(**{**vars(CHIPS), **chips})
     if "batch_size" in changes:
         changes = {**changes, "num_data_shards": 8}
     line = the_line(section_of(with_data(run, **changes), wanted), says)
-    found = line.fixes({}).replace("config.", "")
-    assert line.level == level and found.startswith(fix) and bool(found) == bool(fix)
+    fix_text = line.fixes({}).replace("config.", "")
+    assert line.level == level and fix_text.startswith(fix) and bool(fix_text) == bool(fix)
 
 
 def test_what_fixes_shards_and_padding_does(run: RunConfig) -> None:
@@ -237,9 +239,9 @@ def test_a_task_that_divides_long_texts_cuts_none(run: RunConfig) -> None:
 
 def test_a_vocabulary_that_the_first_start_trains_is_known_by_a_sample(run: RunConfig) -> None:
     later = with_data(run, vocabulary="later.model", new_vocabulary_size=900)
-    found = sections.resolved(later)
-    assert found.is_learned and found.of_vocabulary is not None and found.of_vocabulary.level == "ok"
-    expected = sections._data(later, found, None).data
+    state = sections.resolved(later)
+    assert state.is_learned and state.of_vocabulary is not None and state.of_vocabulary.level == "ok"
+    expected = sections._data(later, state, None).data
     NewVocabulary("later.model").of_run(later.data, 900)
     for name, value in section_of(later).data.items():
         if name in ("epochs", "corpus_tokens", "tokens_per_step", "text_share", "tokens_per_byte"):
@@ -251,7 +253,9 @@ def test_a_shorter_run_fixes_many_epochs(run: RunConfig, monkeypatch: pytest.Mon
     line = the_line(section_of(run), "epochs over the corpus")
     (field, steps), *periods = line.fix  # periods that the shorter run would not reach
     assert field == "RunConfig.train_steps"
-    assert dict(periods) == {f"{each}.every_steps": steps // 10 for each in ("CheckpointConfig", "EvaluationConfig")}
+    assert dict(periods) == {
+        f"{config_name}.every_steps": steps // 10 for config_name in ("CheckpointConfig", "EvaluationConfig")
+    }
     assert 1 < steps < run.train_steps
     for train_steps, level in ((steps, "ok"), (steps + 2, "warning")):
         shorter = dataclasses.replace(run, train_steps=train_steps)
@@ -300,6 +304,15 @@ def test_values_in_place_of_an_included_file_s_are_named(run: RunConfig, shelf: 
     assert re.fullmatch(r"BATCH_SIZE = 8, in place of 32 \(.*below.gin line 2\)", rows), rows
     alone = configuration.resolved(run, {}, read(["below.gin"]))
     assert not any("in place of" in line.text for line in alone.lines)
+
+
+def test_a_file_whose_name_could_be_a_pattern_is_found(run: RunConfig, tmp_path: Path) -> None:
+    """The run read it, and preflight said that it matches no file and that it is the nearest one."""
+    path = tmp_path / "part [1].jsonl"
+    path.write_bytes(Path("train.jsonl").read_bytes())
+    files = {"train": str(path), "validation": "validation.jsonl"}
+    section = section_of(with_data(run, data_files=files))
+    assert {line.level for line in section.lines} == {"ok"}, section.lines
 
 
 @pytest.mark.parametrize("count", [2, 12])

@@ -69,8 +69,8 @@ def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path, monkeypatch: p
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
-            (found,) = processes.holders([str(tmp_path / "accel*")])
-            assert found.pid == holder.pid and found.command.startswith("python")
+            (holder_found,) = processes.holders([str(tmp_path / "accel*")])
+            assert holder_found.pid == holder.pid and holder_found.command.startswith("python")
             of_lock = processes.holder_of_lock(str(lock))
             assert of_lock is not None and of_lock.pid == holder.pid
             monkeypatch.setattr(processes, "holder_of_lock", lambda: of_lock)
@@ -82,8 +82,8 @@ def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path, monkeypatch: p
         finally:
             holder.communicate()
     assert processes.holder_of_lock(str(lock)) is None  # the file alone means nothing
-    with open(lock, "r+") as own:
-        fcntl.lockf(own, fcntl.LOCK_EX)
+    with open(lock, "r+") as own_lock:
+        fcntl.lockf(own_lock, fcntl.LOCK_EX)
         assert processes.holder_of_lock(str(lock)) is None
 
 
@@ -97,7 +97,7 @@ def test_tokens_are_said_to_be_there_and_never_shown(tmp_path: Path, monkeypatch
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("limba.storage.servers.token", lambda: None)
     section = environment.environment(run_in(tmp_path, hub_model_id="user/name"))
-    assert not section.data["tokens"]["HF_TOKEN"]  # what it is missing for is said once, by the section Storage
+    assert not section.data["tokens"]["HF_TOKEN"]  # the section Storage says, once, what it is missing for
     assert [line for line in section.lines if line.level == "error"] == []
 
 
@@ -107,8 +107,8 @@ def test_room_for_compiled_programs_is_looked_at_where_they_are_kept(
     monkeypatch.setattr(environment, "LEAST_FREE", 1 << 60)
     monkeypatch.setenv(compile_cache.VARIABLE, str(tmp_path))
 
-    def said(place: str) -> list[tuple[str, object]]:
-        monkeypatch.setenv(compile_cache.OF_JAX, place)
+    def said(cache: str) -> list[tuple[str, object]]:
+        monkeypatch.setenv(compile_cache.OF_JAX, cache)
         return [(line.level, line.fix) for line in environment._room({})]
 
     temporary = ("warning", "export TMPDIR=DIRECTORY")

@@ -57,12 +57,12 @@ def run_of(model: ModelConfig = BASE, rows: int = 128, lengths: tuple[int, int] 
 @pytest.mark.parametrize("name", COMPILED)
 def test_memory_by_arithmetic_is_that_of_compilers(name: str) -> None:
     run = PlannedRun(read_gin(f"gin/{name}.gin", MODEL_DIR="x", VOCABULARY="byte"))
-    for place, gib in zip(PLACES, COMPILED[name], strict=True):
-        assert arithmetic.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.15), place
+    for chips, gib in zip(PLACES, COMPILED[name], strict=True):
+        assert arithmetic.memory(run, topology(chips)).total / GIB == pytest.approx(gib, rel=0.15), chips
 
 
 @pytest.mark.parametrize(
-    ("gib", "place", "fields", "changes"),
+    ("gib", "chips", "fields", "changes"),
     [  # benchmarks/README.md, and python -m benchmarks.compiled with these choices
         (43.4, "h200-1", {"remat": "none"}, {}),
         (76.4, "h200-1", {"remat": "none", "attention": "einsum"}, {}),
@@ -72,9 +72,9 @@ def test_memory_by_arithmetic_is_that_of_compilers(name: str) -> None:
         (6.24, "v4-8", {}, {"mesh": MeshConfig(fsdp=4), "optimizer": optimizer_config("adamw")}),
     ],
 )
-def test_memory_by_arithmetic_goes_by_the_choices(gib: float, place: str, fields: dict, changes: dict) -> None:
+def test_memory_by_arithmetic_goes_by_the_choices(gib: float, chips: str, fields: dict, changes: dict) -> None:
     run = PlannedRun(run_of(dataclasses.replace(BASE, **fields), **changes))
-    assert arithmetic.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.15)
+    assert arithmetic.memory(run, topology(chips)).total / GIB == pytest.approx(gib, rel=0.15)
 
 
 def language_model_of(objective: str | None, length: int, rows: int, **changes: object) -> PlannedRun:
@@ -87,20 +87,20 @@ def language_model_of(objective: str | None, length: int, rows: int, **changes: 
 
 @pytest.mark.parametrize("objective", [None, "causal_lm"])
 def test_a_language_model_has_no_scores_on_a_tpu_with_a_prefix_either(objective: str | None) -> None:
-    found = arithmetic.memory(language_model_of(objective, 1024, 128), topology("v4-8"))
-    assert found.total / GIB == pytest.approx(7.61, rel=0.12)  # by libtpu's compiler, of both
+    estimated = arithmetic.memory(language_model_of(objective, 1024, 128), topology("v4-8"))
+    assert estimated.total / GIB == pytest.approx(7.61, rel=0.12)  # by libtpu's compiler, of both
 
 
-@pytest.mark.parametrize(("gib", "place", "rows"), [(9.37, "v4-8", 4), (11.18, "h100-8", 32)])
-def test_long_rows_with_windows_have_the_scores_of_one_layer_on_a_tpu_alone(gib: float, place: str, rows: int) -> None:
+@pytest.mark.parametrize(("gib", "chips", "rows"), [(9.37, "v4-8", 4), (11.18, "h100-8", 32)])
+def test_long_rows_with_windows_have_the_scores_of_one_layer_on_a_tpu_alone(gib: float, chips: str, rows: int) -> None:
     model = read_model("gin/models/modernbert/base.gin", ["REMAT='minimal'"])
     data = DataConfig("unused", {"targets": 8192}, rows, objective="masked_lm", pack=True)
     run = PlannedRun(RunConfig(model, data, "unused", train_steps=10, optimizer=optimizer_config("adamw")))
-    assert arithmetic.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.06)  # by their compilers
+    assert arithmetic.memory(run, topology(chips)).total / GIB == pytest.approx(gib, rel=0.06)  # by their compilers
 
 
 @pytest.mark.parametrize(
-    ("objective", "length", "place", "has_scores"),
+    ("objective", "length", "chips", "has_scores"),
     [
         ("causal_lm", 1024, "v4-8", False),
         ("causal_lm", 4096, "v4-8", True),  # more keys than the kernel for TPUs takes
@@ -109,9 +109,9 @@ def test_long_rows_with_windows_have_the_scores_of_one_layer_on_a_tpu_alone(gib:
         ("prefix_lm", 1024, "cpu-1", False),
     ],
 )
-def test_scores_are_counted_where_no_kernel_computes_them(objective, length, place, has_scores) -> None:
+def test_scores_are_counted_where_no_kernel_computes_them(objective, length, chips, has_scores) -> None:
     whole, lean = (
-        arithmetic.memory(language_model_of(objective, length, 32, attention=name), topology(place)).total
+        arithmetic.memory(language_model_of(objective, length, 32, attention=name), topology(chips)).total
         for name in ("auto", "memory_efficient")
     )
     assert (whole > lean) == has_scores and whole >= lean
@@ -143,7 +143,7 @@ def test_every_card_of_the_field_can_be_asked_for() -> None:
         assert chips.peak_flops > 1e13 and chips.gib > 10 and chips.can_compile == (chips.kind in nvidia.JUDGED)
         assert arithmetic.memory(PlannedRun(run_of(rows=8)), chips).total > 0
     assert topology("mi250x-8").chips == 4 and topology("v3-8").chips == 4
-    listed = {each.kind for each in topologies() if prices.price(each.name) is not None}
+    listed = {entry.kind for entry in topologies() if prices.price(entry.name) is not None}
     assert listed == set(prices.PRICES)
 
 
@@ -154,7 +154,7 @@ def test_several_slices_have_the_devices_and_hosts_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "shards", "place", "parts", "fixes"),
+    ("rows", "shards", "chips", "parts", "fixes"),
     [
         (24, 8, "v4-32", 1, {"DataConfig.batch_size": 32}),
         (120, 8, "v5e-16", 2, {"DataConfig.batch_size": 128}),
@@ -163,15 +163,15 @@ def test_several_slices_have_the_devices_and_hosts_of_all() -> None:
         (64, 16, "v4-8", 1, {}),
     ],
 )
-def test_one_fix_for_what_does_not_divide(rows: int, shards: int, place: str, parts: int, fixes: dict) -> None:
+def test_one_fix_for_what_does_not_divide(rows: int, shards: int, chips: str, parts: int, fixes: dict) -> None:
     def of(rows: int, shards: int) -> RunConfig:
         data = DataConfig("unused", {"inputs": 64, "targets": 16}, rows, num_data_shards=shards)
         return RunConfig(BASE, data, "gs://a/b", train_steps=10, num_microbatches=parts)
 
-    lines = list(estimate.divides(of(rows, shards), topology(place)))
+    lines = list(estimate.divides(of(rows, shards), topology(chips)))
     assert [dict(line.fix) for line in lines] == ([fixes] if fixes else [])
     fixed = of(fixes.get("DataConfig.batch_size", rows), fixes.get("DataConfig.num_data_shards", shards))
-    assert list(estimate.divides(fixed, topology(place))) == []
+    assert list(estimate.divides(fixed, topology(chips))) == []
 
 
 def test_a_mesh_that_the_devices_cannot_make_is_said_with_one_that_they_can() -> None:
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_said_with_a_change_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "directory", "level"),
+    ("chips", "directory", "level"),
     [
         ("v4-32", "/tmp/run", "error"),
         ("v4-32", "/data/run", "warning"),
@@ -205,8 +205,8 @@ def test_what_does_not_fit_is_said_with_a_change_that_fits() -> None:
         ("v4-8", "/tmp/run", None),
     ],
 )
-def test_a_directory_of_one_machine_for_several_hosts(place: str, directory: str, level: str | None) -> None:
-    lines = list(estimate.shared_directory(run_of(model_dir=directory), topology(place)))
+def test_a_directory_of_one_machine_for_several_hosts(chips: str, directory: str, level: str | None) -> None:
+    lines = list(estimate.shared_directory(run_of(model_dir=directory), topology(chips)))
     assert [line.level for line in lines] == ([level] if level else [])
     if level == "error":
         assert isinstance(lines[0].fix, tuple) and isinstance(lines[0].fix[1], Open)
@@ -224,9 +224,9 @@ def test_a_step_has_a_floor_and_one_definition_of_mfu() -> None:
     assert on_cpu is not None and on_cpu[1] / on_cpu[0] == pytest.approx(fast / slow)
 
 
-def costs_of(run: RunConfig, place: str, seconds: float, text: dict | None = None, **terms: float) -> Section:
+def costs_of(run: RunConfig, chips: str, seconds: float, text: dict | None = None, **terms: float) -> Section:
     made = [Section(estimate.TITLE, [], {"seconds_per_step": (seconds, 2 * seconds)}), Section("Data", [], text or {})]
-    return cost.time_and_cost(run, topology(place), made, cost.Terms(**terms))
+    return cost.time_and_cost(run, topology(chips), made, cost.Terms(**terms))
 
 
 def test_hours_money_and_the_share_of_a_grant() -> None:
@@ -254,10 +254,10 @@ def test_an_end_and_periods_in_epochs_are_judged_in_steps(tmp_path: Path) -> Non
     data = DataConfig("unused", {"inputs": 512, "targets": 114}, 128, num_epochs=3)
     run = run_of(data=data, train_steps=None, model_dir=str(tmp_path), checkpoint=CheckpointConfig(every_steps="epoch"))
     for steps, expected in ((None, 3_000), (2_000, 2_000), (262_144, 3_000)):
-        found = costs_of(dataclasses.replace(run, train_steps=steps), "v4-8", 36.0, text).data
-        assert found["hours"] == pytest.approx([expected / 100, 1.15 * expected / 50])
-        assert found["hours_lost_at_most"] == pytest.approx(1_000 * 54 / 3600)
-        assert found["tokens_per_parameter"] == pytest.approx(expected * 8_000 / PlannedRun(run).num_parameters)
+        figures = costs_of(dataclasses.replace(run, train_steps=steps), "v4-8", 36.0, text).data
+        assert figures["hours"] == pytest.approx([expected / 100, 1.15 * expected / 50])
+        assert figures["hours_lost_at_most"] == pytest.approx(1_000 * 54 / 3600)
+        assert figures["tokens_per_parameter"] == pytest.approx(expected * 8_000 / PlannedRun(run).num_parameters)
     assert "hours" not in costs_of(run, "v4-8", 36.0).data  # how large the text is, is not known
 
 
@@ -328,7 +328,7 @@ def test_each_error_and_warning_has_a_code() -> None:
 
 
 def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
-    """The devices say of themselves what those of a v4-8 do, by libtpu 0.0.42.1."""
+    """The devices describe themselves as a v4-8's do, by libtpu 0.0.42.1."""
     devices = [types.SimpleNamespace(device_kind="TPU v4", platform="tpu", process_index=0)] * 4
     says = lambda run, gib: start.of_memory(run, devices, gib * GIB)
     wanted = arithmetic.memory(PlannedRun(run_of()), topology("v4-8")).total / GIB

@@ -30,10 +30,10 @@ def test_findings_and_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert (status, last) == (0, f"This machine: {said}.")
     assert "HF_TOKEN: present" in told and "secret" not in told and "\x1b" not in told
     assert main(["preflight", "--environment", "--json"]) == status
-    found = json.loads(capsys.readouterr().out)
-    assert found["exit_status"] == status
-    assert [section["title"] for section in found["sections"]] == ["Environment", "Devices", "Machine"]
-    assert "secret" not in json.dumps(found)
+    document = json.loads(capsys.readouterr().out)
+    assert document["exit_status"] == status
+    assert [section["title"] for section in document["sections"]] == ["Environment", "Devices", "Machine"]
+    assert "secret" not in json.dumps(document)
 
 
 @pytest.mark.parametrize(

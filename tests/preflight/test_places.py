@@ -70,7 +70,7 @@ def test_a_machine_that_is_not_googles_has_no_zone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(storage, "_is_googles", lambda: False)
     with emulated(monkeypatch):
         (line,) = storage._region("gs://bucket/run", {})
-    assert line.level == "ok" and "US-CENTRAL2; this machine is in no zone of Google's" in line.text
+    assert line.level == "ok" and "US-CENTRAL2; this machine is not in a Google zone" in line.text
     assert list(storage._region("/a/directory", {})) == []
 
 

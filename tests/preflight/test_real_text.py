@@ -1,6 +1,6 @@
 """Broken runs on real text: each is found with all sections looked at, its fix works as typed; sound ones pass.
 
-The runs are those of broken_texts.py and broken_runs.py, whose own tests have made-up sentences. Here their documents
+The runs come from broken_texts.py and broken_runs.py, whose own tests have made-up sentences. Here their documents
 are of Python's manual, and each run is looked at as a user would, without a compile.
 """
 
@@ -41,7 +41,7 @@ TEXTS = [name for name in broken_texts.RUNS if name not in NOT_OF_ENGLISH]
 @pytest.fixture(scope="module")
 def manual(corpus: Path) -> list[str]:
     """Parts of Python's manual: 600 or more documents without a paragraph that another one has too."""
-    found: list[str] = []
+    parts: list[str] = []
     seen: set[str] = set()
     for line in corpus.read_text().splitlines():
         part = ""
@@ -51,14 +51,14 @@ def manual(corpus: Path) -> list[str]:
             seen.add(paragraph)
             part = f"{part}\n\n{paragraph}".strip()
             if len(part) > 300:
-                found.append(part)
+                parts.append(part)
                 part = ""
-    assert len(found) >= 600
-    return found
+    assert len(parts) >= 600
+    return parts
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, manual: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def workdir(tmp_path: Path, manual: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the files that all runs have; keys and tokens of this machine are hidden."""
     monkeypatch.setitem(REAL, OWN, manual)
     monkeypatch.setitem(broken_texts.OTHER, OWN, "da")
@@ -74,10 +74,10 @@ def place(tmp_path: Path, manual: list[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def is_found(code: str, argv: list[str]) -> dict:
-    """Returns the finding of a code; fails unless it is said once."""
-    found = wrong(argv)
-    lines = [line for line in found if line["code"] == code]
-    assert len(lines) == 1, found
+    """Returns the finding of a code; fails unless there is exactly one."""
+    problems = wrong(argv)
+    lines = [line for line in problems if line["code"] == code]
+    assert len(lines) == 1, problems
     return lines[0]
 
 
@@ -130,8 +130,8 @@ def _text() -> str:
 
 
 SOUND: dict[str, Callable[[], list[str]]] = {
-    "bytes": lambda: broken_texts.each(OWN, lambda _, text: text, f"--gin.LANGUAGE={OWN!r}"),
-    "vocabulary": lambda: broken_texts.each(
+    "bytes": lambda: broken_texts.changed(OWN, lambda _, text: text, f"--gin.LANGUAGE={OWN!r}"),
+    "vocabulary": lambda: broken_texts.changed(
         OWN, lambda _, text: text, broken_texts.vocabulary(OWN, 1_000), "--gin.VOCAB_SIZE=4096"
     ),
     "pairs": lambda: [

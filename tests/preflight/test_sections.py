@@ -49,10 +49,10 @@ def test_published_lengths_waste_what_is_said(name: str, targets: int, share: fl
 @pytest.mark.parametrize("is_hybrid", [False, True])
 def test_masked_and_causal_tokens_of_each_stage_and_of_the_run_are_said(config: RunConfig, is_hybrid: bool) -> None:
     stage = (400, "demo_span_corruption", "masked_lm", 0.25)
-    own = (
+    stage_fields = (
         {"causal_share": 0.5, "objective": "masked_lm"} if is_hybrid else {"objective": "causal_lm", "stages": (stage,)}
     )
-    data = dataclasses.replace(config.data, task_feature_lengths={"targets": 64}, extra_ids=1, **own)
+    data = dataclasses.replace(config.data, task_feature_lengths={"targets": 64}, extra_ids=1, **stage_fields)
     model = tiny.language_model(vocab_size=384, attention_mask="bidirectional")
     run = dataclasses.replace(config, model=model, data=data)
     lines = objective.lengths_of(run, resolve_task(run.data.of_stages[0]), {})
@@ -108,11 +108,11 @@ def test_a_run_of_the_demo_is_drawn_and_nothing_is_wrong(config: RunConfig) -> N
 
 def test_an_example_is_joined_to_the_text_it_was_made_of(config: RunConfig) -> None:
     part = resolve_task(config.data)
-    found = sample.sampled(config, part)
+    part_sample = sample.sampled(config, part)
     data: dict = {}
-    (line,) = sample.of_example(config, part, found, data)
+    (line,) = sample.of_example(config, part, part_sample, data)
     assert "<extra_id_0>" in data["example"]["inputs"] and "token by token" in line.text
-    shuffled = dataclasses.replace(found, documents=[text[::-1] for text in found.documents])
+    shuffled = dataclasses.replace(part_sample, documents=[text[::-1] for text in part_sample.documents])
     (line,) = sample.of_example(config, part, shuffled, {})
     assert "token by token" not in line.text
 
@@ -206,7 +206,7 @@ def test_a_checkpoint_to_begin_from_is_looked_for(config: RunConfig, tmp_path: P
 def test_json_has_lines_figures_and_the_verdict() -> None:
     made = [Section("Data", [Line("ok", "Fine.\n a <b> | *"), Line("warning", "Wasteful.", "PACK = True")], {"a": 1.5})]
     document = json.loads(output.json_of(made, {"run": "x.gin"}))
-    assert (document["exit_status"], document["verdict"]) == (0, "works, but wasteful")  # a warning is no error
+    assert (document["exit_status"], document["verdict"]) == (0, "works, but wasteful")  # a warning is not an error
     assert document["sections"][0]["data"] == {"a": 1.5}
     assert json.loads(output.json_of([Section("a", [], {"x": np.float32(0.5)})], {}))["sections"][0]["data"] == {
         "x": 0.5

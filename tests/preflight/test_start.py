@@ -115,8 +115,8 @@ def test_the_script_passes_its_arguments_on(tmp_path: Path) -> None:
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
     done = started("gin/ro_t5x_base.gin", "v4-8", "MODEL_DIR=gs://a/b", "--no_compile")
-    given = ["--gin.VOCABULARY=ro.model", "--topology=v4-8", "--gin.MODEL_DIR=gs://a/b", "--no_compile"]
-    assert done.stdout == f"{['-m', 'limba', 'preflight', 'gin/ro_t5x_base.gin', *given]}\n"
+    flags = ["--gin.VOCABULARY=ro.model", "--topology=v4-8", "--gin.MODEL_DIR=gs://a/b", "--no_compile"]
+    assert done.stdout == f"{['-m', 'limba', 'preflight', 'gin/ro_t5x_base.gin', *flags]}\n"
     assert started().returncode == 1 and "no gin file is given" in started().stderr
     assert "bash launch/preflight.sh GIN_FILE [TOPOLOGY]" in started("--help").stdout
     assert "the argument what is not known" in started("a.gin", "what").stderr

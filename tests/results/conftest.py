@@ -13,7 +13,7 @@ text/BitsPerByte.texts = ('held.txt',)
 
 
 @pytest.fixture
-def place(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
     (tmp_path / "train.txt").write_text("\n".join(texts[:20]))
     (tmp_path / "held.txt").write_text("\n".join(texts[20:22]))

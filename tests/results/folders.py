@@ -40,9 +40,9 @@ def write_data(folder: Path, num_train: int = 96, num_test: int = 40) -> None:
             rows.append(json.dumps(row | {"score": 4.5 if label == "GPE" else 1.0}))
             lines = [] if sentence % 2 else [f"# newdoc id = {part}{sentence}"]
             lines.append(f"1\t{number}\t_\tNUM" + "\t_" * 5 + "\tO")
-            for place, word in enumerate(name.split()):
-                tag = f"{'I' if place else 'B'}-{label}"
-                lines.append(f"{place + 2}\t{word}\t_\tPROPN" + "\t_" * 5 + f"\t{tag}")
+            for index, word in enumerate(name.split()):
+                tag = f"{'I' if index else 'B'}-{label}"
+                lines.append(f"{index + 2}\t{word}\t_\tPROPN" + "\t_" * 5 + f"\t{tag}")
             sentences.append("\n".join(lines) + "\n")
         (folder / f"{part}.jsonl").write_text("\n".join(rows) + "\n")
         (folder / f"{part}.conllu").write_text("\n".join(sentences))

@@ -15,28 +15,28 @@ from tests.export.runs import folder_of, write_run
 from tests.http_server import ModelHubHandler, as_hub, serving
 
 
-def test_a_suite_for_another_language_than_the_cards_is_refused(place, vocabulary, monkeypatch, capsys) -> None:
-    folder = place / "hub" / "me" / "model" / "main"
+def test_a_suite_for_another_language_than_the_cards_is_refused(workdir, vocabulary, monkeypatch, capsys) -> None:
+    folder = workdir / "hub" / "me" / "model" / "main"
     folder.mkdir(parents=True)
     folder_of(tiny.model(vocab_size=1_024), vocabulary, folder)
     (folder / "README.md").write_text("---\nlanguage:\n  - ro\n  - 'mo'\n---\n")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with serving(place / "hub", handler=ModelHubHandler) as server:
-        as_hub(server, place / "cache", monkeypatch)
+    with serving(workdir / "hub", handler=ModelHubHandler) as server:
+        as_hub(server, workdir / "cache", monkeypatch)
         for model in (str(folder), "me/model"):
             assert main.main(["results", model, "--suite=./suite.gin"]) == 2
             says = f"The suite suite is in en, and the card of {model} names ro, mo; give another"
             assert says in capsys.readouterr().err
-    assert not (place / "results").exists()
+    assert not (workdir / "results").exists()
 
 
 @pytest.mark.parametrize(
-    ("language", "found"),
+    ("language", "languages"),
     [("no", ["no"]), ("'no'", ["no"]), ("[ro, en-GB]", ["ro", "en-GB"]), ("", []), ("[ro", [])],
 )  # fmt: skip
-def test_languages_are_those_of_a_cards_metadata(language, found, tmp_path) -> None:
+def test_languages_are_those_of_a_cards_metadata(language, languages, tmp_path) -> None:
     (tmp_path / "README.md").write_text(f"---\nlanguage: {language}\n---\n")
-    assert card.languages(tmp_path / "README.md") == found
+    assert card.languages(tmp_path / "README.md") == languages
 
 
 @pytest.mark.parametrize(
@@ -49,23 +49,23 @@ def test_a_code_stands_for_its_languages(language, said, fits) -> None:
         _check_language("m", [said], None, suite)
 
 
-def test_the_language_of_a_run_is_that_of_its_card(place, vocabulary, capsys) -> None:
+def test_the_language_of_a_run_is_that_of_its_card(workdir, vocabulary, capsys) -> None:
     model = tiny.model(vocab_size=1_024)
-    data = tiny.demo_data(place / "train.txt", vocabulary)
-    write_run(place / "run", model)
-    run = RunConfig(model, data, str(place / "run"), 5, card=CardConfig(language=("ro",)))
-    (place / "run" / saved_config.FILE).write_text(saved_config.to_text(run))
+    data = tiny.demo_data(workdir / "train.txt", vocabulary)
+    write_run(workdir / "run", model)
+    run = RunConfig(model, data, str(workdir / "run"), 5, card=CardConfig(language=("ro",)))
+    (workdir / "run" / saved_config.FILE).write_text(saved_config.to_text(run))
     assert main.main(["results", "run", "--suite=./suite.gin"]) == 2
     assert "The suite suite is in en, and the card of run names ro; give another suite" in capsys.readouterr().err
 
 
-def test_a_card_that_cannot_be_read_is_said_before_a_model_is_opened(place, vocabulary, capsys) -> None:
-    folder = folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+def test_a_card_that_cannot_be_read_is_said_before_a_model_is_opened(workdir, vocabulary, capsys) -> None:
+    folder = folder_of(tiny.model(vocab_size=1_024), vocabulary, workdir / "model")
     (folder / "README.md").write_text("---\nlanguage: [ro\n---\n")
     assert main.main(["results", "model", "--suite=./suite.gin", "--card"]) == 2
     error = capsys.readouterr().err
     assert "README.md cannot be read (" in error and error.count("\n") == 1, error
-    assert not (place / "results").exists()
+    assert not (workdir / "results").exists()
 
 
 def test_the_harness_is_installed_by_its_own_extra(monkeypatch, capsys) -> None:

@@ -27,7 +27,7 @@ ROW = '{"text": "one", "label": "yes"}\n'
 @pytest.mark.parametrize(
     ("task", "content", "says"),
     [
-        (TEXTS, "[1]", "train.jsonl line 1 is no object with columns; a file that is one JSON array must"),
+        (TEXTS, "[1]", "train.jsonl line 1 is not an object with columns; a file that is one JSON array must"),
         (TEXTS, f"{ROW}one\n", "train.jsonl line 2 is not JSON ("),
         (TEXTS, f'{ROW}{{"text": "two"}}', "train.jsonl line 2 has no column label; it has text."),
         (TEXTS, ROW.encode() + b"\xff", "train.jsonl is not UTF-8 at byte 32 (line 2); convert it"),
@@ -42,6 +42,12 @@ ROW = '{"text": "one", "label": "yes"}\n'
         ),
         (NAMES, '[{"tokens": ["a"], "ner_tags": [3]}]', "train.json entry 1 has the tag 3, and the task task 0 names"),
         (TAGS, "# text = a\n1\ta\n", "train.conllu line 2 has 2 columns and no column 3; name a file of another"),
+        (TAGS, "1\ta\t_\tX\n2\tb\t_\t\n", "train.conllu line 1: the tag of the word 'b' is empty; write it there."),
+        (
+            NAMES,
+            '[{"tokens": ["a"], "ner_tags": ["B-"]}]',
+            "train.json entry 1: 'B-' is not an IOB2 tag (O, B-PERSON, I-PERSON); name another column.",
+        ),
         (
             NAMED_COLUMN,
             "# global.columns = ID FORM\n1\ta\n",
@@ -66,15 +72,15 @@ def test_a_file_that_was_cut_cannot_be_read(name: str, tmp_path: Path) -> None:
 
 
 def test_a_label_that_training_lacks_is_said_with_its_line(tmp_path: Path) -> None:
-    rows = [{"text": f"text {place}", "label": ("no", "yes")[place % 2]} for place in range(30)]
+    rows = [{"text": f"text {number}", "label": ("no", "yes")[number % 2]} for number in range(30)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "test.jsonl").write_text(ROW + json.dumps({"text": "two", "label": "maybe"}))
-    with pytest.raises(InputError) as found:
+    with pytest.raises(InputError) as caught:
         TEXTS.read(str(tmp_path))
     says = (
         "test.jsonl line 2 has the label maybe, which no example of train.jsonl has; it has no, yes: correct the file"
     )
-    assert says in str(found.value)
+    assert says in str(caught.value)
     (tmp_path / "train.conllu").write_text("".join(f"1\tword{n}\t_\tNOUN\n\n" for n in range(30)))
     (tmp_path / "test.conllu").write_text("1\ta\t_\tNOUN\n\n# text = b\n1\tb\t_\tVERB\n")
     with pytest.raises(InputError, match="test.conllu line 4 has the label VERB, which no example of train.conllu"):
@@ -130,16 +136,16 @@ SCORES = Similarity("task", "train.tsv", "test.tsv")
         (dataclasses.replace(TEXTS, train="train.json"), DEEP, "train.json"),
         (SCORES, "sentence1\tsentence2\tlabel\na\tb\tNaN\n", "train.tsv line 2: the column label is not a finite"),
         (SCORES, "sentence1\tsentence2\tlabel\na\tb\t1e999\n", "train.tsv line 2: the column label is not a finite"),
-        (TEXTS, '{"text": null, "label": "yes"}', "train.jsonl line 1: the column text holds null, and not a text"),
+        (TEXTS, '{"text": null, "label": "yes"}', "train.jsonl line 1: the column text holds null, not a text"),
         (TEXTS, '{"text": "a", "label": 0.5}', "train.jsonl line 1: the column label holds 0.5"),
     ],
 )
 def test_a_damaged_file_is_one_sentence_with_its_row(task: Learned, content: str, says: str, tmp_path: Path) -> None:
     for name in task.files:
         (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=re.escape(says)) as found:
+    with pytest.raises(InputError, match=re.escape(says)) as caught:
         task.read(str(tmp_path))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_long_cell_is_read_and_half_a_letter_is_a_question_mark(tmp_path: Path) -> None:
@@ -160,9 +166,9 @@ def test_an_archive_that_cannot_be_unpacked_is_one_sentence(tmp_path: Path) -> N
             begin = packed.index(mark) + offset
             packed[begin : begin + 4] = struct.pack("<HH", flag, compression)
         (tmp_path / "train.jsonl.zip").write_bytes(packed)
-        with pytest.raises(InputError, match=re.escape("train.jsonl.zip cannot be read (")) as found:
+        with pytest.raises(InputError, match=re.escape("train.jsonl.zip cannot be read (")) as caught:
             Classification("task", "train.jsonl.zip", "train.jsonl.zip").read(str(tmp_path))
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_rows_and_sentences_belong_to_their_documents(tmp_path: Path) -> None:
@@ -191,3 +197,9 @@ def test_one_label_alone_is_nothing_to_learn(tmp_path: Path) -> None:
         (tmp_path / name).write_text("".join(f"1\t{name}{n}\t_\tNOUN\n\n" for n in range(20)))
     with pytest.raises(InputError, match="train.conllu of the task task has no label but NOUN; name another file"):
         TAGS.read(str(tmp_path))
+
+
+def test_what_is_no_file_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").mkdir()
+    with pytest.raises(InputError, match=r"train.jsonl is no regular file; name the folder"):
+        TEXTS.read(str(tmp_path))

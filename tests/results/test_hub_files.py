@@ -30,7 +30,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, s
 
 
 def downloaded(suite: str, data: str, variables: dict[str, str]) -> list[str]:
-    """Runs the command of each sentence about a missing file until there is none; returns the commands."""
+    """Runs the command in each sentence about a missing file until none is missing; returns the commands."""
     commands = list[str]()
     while True:
         try:
@@ -81,11 +81,11 @@ alike/Similarity.score = 'score'
 
 
 def test_parquet_of_the_hub_is_read_as_local_json_lines_are_for_each_kind_of_task(hub, tmp_path) -> None:
-    place = tmp_path / "hub" / "me" / "data" / "main"
+    folder = tmp_path / "hub" / "me" / "data" / "main"
     (tmp_path / "local").mkdir()
     for name, numbers in {"train": range(20), "test": range(100, 112)}.items():
         rows = list(map(_row, numbers))
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), place / f"{name}.parquet")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")
         (tmp_path / "local" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "local.gin").write_text(SUITE.replace("KIND", "jsonl"))
     (tmp_path / "named.gin").write_text(SUITE.replace("'t", "'hub:me/data/t").replace("KIND", "parquet"))
@@ -94,20 +94,22 @@ def test_parquet_of_the_hub_is_read_as_local_json_lines_are_for_each_kind_of_tas
         "hf download me/data test.parquet --repo-type=dataset",
         "hf download me/data train.parquet --repo-type=dataset",
     ]
-    (place / "test.parquet").unlink()  # the hub is not asked again
+    (folder / "test.parquet").unlink()  # the hub is not asked again
     local = {task.name: read_task(task, str(tmp_path / "local")) for task in read_suite("./local.gin").tasks}
     for suite, data in {"named": ".", "set": "hub:me/data"}.items():
         for task in read_suite(f"./{suite}.gin").tasks:
-            found = read_task(task, data)
+            task_read = read_task(task, data)
             wanted = local[task.name]
-            assert found.floors() == wanted.floors(), task
-            if found.parts and wanted.parts:
-                for mine, theirs in zip(found.parts[:3], wanted.parts[:3], strict=True):
-                    assert [each._replace(where="", document="") for each in mine] == [
+            assert task_read.floors() == wanted.floors(), task
+            if task_read.parts and wanted.parts:
+                for mine, theirs in zip(task_read.parts[:3], wanted.parts[:3], strict=True):
+                    assert [example._replace(where="", document="") for example in mine] == [
                         row._replace(where="", document="") for row in theirs
                     ]
             else:
-                mine, theirs = (each.task.read(place) for each, place in ((found, data), (wanted, "local")))
+                mine, theirs = (
+                    reading.task.read(place_read) for reading, place_read in ((task_read, data), (wanted, "local"))
+                )
                 assert (list(mine.values()) if isinstance(mine, dict) else mine) == (
                     list(theirs.values()) if isinstance(theirs, dict) else theirs
                 )
@@ -115,9 +117,9 @@ def test_parquet_of_the_hub_is_read_as_local_json_lines_are_for_each_kind_of_tas
 
 def test_a_revision_of_a_data_set_is_a_file_of_its_own(hub, tmp_path) -> None:
     for revision, text in {"v1": "old", "main": "new"}.items():
-        place = tmp_path / "hub" / "me" / "data" / revision
-        place.mkdir(exist_ok=True)
-        (place / "t.txt").write_text(f"{text} text\n")
+        folder = tmp_path / "hub" / "me" / "data" / revision
+        folder.mkdir(exist_ok=True)
+        (folder / "t.txt").write_text(f"{text} text\n")
     (tmp_path / "suite.gin").write_text("a/BitsPerByte.texts = ('hub:me/data@v1/t.txt', 'hub:me/data/t.txt')\n")
     assert downloaded("./suite.gin", ".", hub) == [
         "hf download me/data t.txt --repo-type=dataset --revision=v1",

@@ -36,8 +36,8 @@ def test_an_encoder_is_opened_as_euroeval_opens_it(name: str, vocabulary: Path, 
     pretrained = {key.partition(".")[2]: value for key, value in network.base_model.named_parameters(prefix="base")}
     for task in OF_TASKS:
         opened: Any = getattr(transformers, f"AutoModelFor{task}")
-        model, about = opened.from_pretrained(folder, config=config, dtype=torch.float32, output_loading_info=True)
-        assert all(key.startswith(("classifier", "head", "score", "dense")) for key in about["missing_keys"]), about
+        model, loading = opened.from_pretrained(folder, config=config, dtype=torch.float32, output_loading_info=True)
+        assert all(key.startswith(("classifier", "head", "score", "dense")) for key in loading["missing_keys"]), loading
         for key, value in model.base_model.named_parameters():
             assert torch.equal(value, pretrained[key]), key
         shape = batch.input_ids.shape if task.startswith("Token") else batch.input_ids.shape[:1]
@@ -61,7 +61,7 @@ print(json.dumps([kinds, model.encode(["It is here.", "One"]).tolist()]))
 
 @pytest.mark.night
 def test_an_encoder_runs_through_mteb_s_own_trial_tasks(vocabulary: Path, tmp_path: Path) -> None:
-    """Needs the network once; the vectors are those of `TrainedModel.encode`."""
+    """Needs the network once; the vectors equal `TrainedModel.encode`'s."""
     import limba
 
     python = environment_with(MTEB, sees_tests=True)

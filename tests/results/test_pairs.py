@@ -27,29 +27,29 @@ T5 = tiny.model(**SMALL, num_encoder_layers=2, num_decoder_layers=2)
 
 
 @pytest.fixture(scope="session")
-def given(corpus: Path) -> list[Pair]:
+def all_pairs(corpus: Path) -> list[Pair]:
     """50 pairs from real text: one word is another one."""
     chosen = random.Random(0)
     texts = [json.loads(line)["text"].split() for line in corpus.read_text().splitlines()]
-    found = []
-    while len(found) < 50:
+    pairs = []
+    while len(pairs) < 50:
         words = (text := chosen.choice(texts))[: chosen.randint(4, 12)]
-        place = chosen.randrange(len(words))
+        index = chosen.randrange(len(words))
         other = chosen.choice(chosen.choice(texts))
-        if other != words[place] and re.fullmatch(r"\w+", other) and re.fullmatch(r"\w+", words[place]):
-            changed = [*words[:place], other, *words[place + 1 :]]
-            found.append(Pair(" ".join(words), " ".join(changed), "a" if len(found) % 2 else "b"))
+        if other != words[index] and re.fullmatch(r"\w+", other) and re.fullmatch(r"\w+", words[index]):
+            changed = [*words[:index], other, *words[index + 1 :]]
+            pairs.append(Pair(" ".join(words), " ".join(changed), "a" if len(pairs) % 2 else "b"))
         assert text
-    return found
+    return pairs
 
 
 @pytest.mark.slow
-def test_a_t5_finds_the_words_in_the_gap_as_likely_as_transformers(given, vocabulary, tmp_path) -> None:
+def test_a_t5_finds_the_words_in_the_gap_as_likely_as_transformers(all_pairs, vocabulary, tmp_path) -> None:
     folder = folder_of(T5, vocabulary, tmp_path)
-    good, bad = likelihoods(open_scorers(str(folder))[0], given)
+    good, bad = likelihoods(open_scorers(str(folder))[0], all_pairs)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
-    for number, pair in enumerate(given):
+    for number, pair in enumerate(all_pairs):
         first = pair[0].split()
         second = pair[1].split()
         index = next(i for i in range(len(first)) if first[i] != second[i])
@@ -70,13 +70,13 @@ LANGUAGE_MODELS = {
 
 # What networks of another layout compute is compared in tests/model/; here it is how a text becomes a row.
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.night)])
-def test_a_language_model_finds_sentences_as_likely_as_transformers(name, given, vocabulary, tmp_path) -> None:
+def test_a_language_model_finds_sentences_as_likely_as_transformers(name, all_pairs, vocabulary, tmp_path) -> None:
     folder = folder_of(LANGUAGE_MODELS[name], vocabulary, tmp_path)
-    found = likelihoods(open_scorers(str(folder))[0], given)
+    of_sides = likelihoods(open_scorers(str(folder))[0], all_pairs)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    for side, ours in enumerate(found):
-        for pair, likelihood in zip(given, ours, strict=True):
+    for side, ours in enumerate(of_sides):
+        for pair, likelihood in zip(all_pairs, ours, strict=True):
             ids = tokenizer(pair[side], return_tensors="pt").input_ids  # begins with the start
             with torch.no_grad():
                 logits = torch.log_softmax(network(ids).logits[0, :-1], dim=-1)
@@ -89,26 +89,28 @@ ENCODERS["modernbert"] = dataclasses.replace(MODERN, **SMALL)
 
 
 @pytest.mark.parametrize("name", ["eurobert", pytest.param("modernbert", marks=pytest.mark.night)])
-def test_an_encoder_finds_sentences_as_likely_as_transformers_word_by_word(name, given, vocabulary, tmp_path) -> None:
+def test_an_encoder_finds_sentences_as_likely_as_transformers_word_by_word(
+    name, all_pairs, vocabulary, tmp_path
+) -> None:
     folder = folder_of(ENCODERS[name], vocabulary, tmp_path)
-    pairs = given[:20]
-    found = likelihoods(open_scorers(str(folder))[0], pairs)
+    pairs = all_pairs[:20]
+    of_sides = likelihoods(open_scorers(str(folder))[0], pairs)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     network = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     assert "Bert" in type(network).__name__
     num_hidden = []
-    for side, ours in enumerate(found):
+    for side, ours in enumerate(of_sides):
         for pair, likelihood in zip(pairs, ours, strict=True):
             ids = tokenizer(pair[side], return_tensors="pt").input_ids[0]
             words = np.cumsum([piece.startswith("▁") for piece in tokenizer.convert_ids_to_tokens(ids[:-1])])
             rows = ids.repeat(len(words), 1)  # a row for each token but the end of sequence
-            for place, word in enumerate(words):
-                later = [i for i in range(place, len(words)) if words[i] == word]
-                rows[place, later] = tokenizer.mask_token_id
+            for index, word in enumerate(words):
+                later = [i for i in range(index, len(words)) if words[i] == word]
+                rows[index, later] = tokenizer.mask_token_id
                 num_hidden.append(len(later))
             with torch.no_grad():
                 logits = torch.log_softmax(network(rows).logits, dim=-1)
-            theirs = sum(logits[place, place, ids[place]] for place in range(len(words)))
+            theirs = sum(logits[index, index, ids[index]] for index in range(len(words)))
             assert likelihood == pytest.approx(float(theirs), abs=1e-4), pair
     assert max(num_hidden) > 2 and np.mean(num_hidden) > 1.2, "words of several tokens"
 
@@ -126,12 +128,12 @@ def test_the_share_of_right_pairs_has_parts_and_an_interval() -> None:
     pairs = [Pair("It is here", "It are here", "a" if number % 2 else "b") for number in range(200)]
     good = np.zeros(200)
     bad = np.tile([1.0, 1.0, -1.0, 1.0], 50)
-    found = outcome(pairs, good, bad)
-    assert found.figures == {"accuracy": 25.0} and found.parts == {"a": 0.0, "b": 50.0}
-    low, high = found.intervals["accuracy"]
+    result = outcome(pairs, good, bad)
+    assert result.figures == {"accuracy": 25.0} and result.parts == {"a": 0.0, "b": 50.0}
+    low, high = result.intervals["accuracy"]
     assert 17 < low < 21 and 29 < high < 33, "1.96 x the deviation of a share of 200: 6"
-    low, high = found.intervals["b"]
-    assert 38 < low < 43 and 57 < high < 62 and found.intervals["a"] == [0, 0], "of a share of 100: 10"
+    low, high = result.intervals["b"]
+    assert 38 < low < 43 and 57 < high < 62 and result.intervals["a"] == [0, 0], "of a share of 100: 10"
 
 
 @pytest.mark.parametrize(
@@ -169,8 +171,8 @@ def test_a_file_of_multiblimp_is_read_as_it_is_published(tmp_path) -> None:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerows([columns, ["0", *quoted], ["1", *plain]])
     assert '"Ea zice: ""da""."' in (tmp_path / "data.tsv").read_text()
-    found = MinimalPairs("pairs", "data.tsv").read(str(tmp_path))
-    assert found == [Pair(*quoted[:2], "SV-#"), Pair(*plain[:2], "SV-#")]
+    pairs = MinimalPairs("pairs", "data.tsv").read(str(tmp_path))
+    assert pairs == [Pair(*quoted[:2], "SV-#"), Pair(*plain[:2], "SV-#")]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_another_layout_is_said_by_line_and_column(text, says, tmp_path) -> None
         (
             "p.jsonl",
             '{"good": "A b", "bad": NaN}',
-            "line 1: the column bad holds nan, of type float, and not a text",
+            "line 1: the column bad holds nan, of type float, not a text",
         ),
         ("p.jsonl", '{"good": "A \\ud800", "bad": "A ?"}', "p.jsonl line 1: the columns good and bad need two sen"),
         (

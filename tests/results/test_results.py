@@ -43,15 +43,15 @@ RONEC = """# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MIS
 
 
 @pytest.mark.slow
-def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabulary, capsys) -> None:
-    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(workdir, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, workdir / "model")
     command = ["results", "model", "--suite=./suite.gin", "--output=out", "--card"]
     assert main.main(command) == 2 and "README.md does not exist, so --card has no card" in capsys.readouterr().err
-    (place / "model" / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# A model\n")
+    (workdir / "model" / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# A model\n")
     assert main.main(command) == 0, capsys.readouterr().err
     assert "4 outcomes computed" in capsys.readouterr().out
-    assert set(TABLES) <= {path.name for path in (place / "out").iterdir()}
-    table = (place / "out" / "results.json").read_text()
+    assert set(TABLES) <= {path.name for path in (workdir / "out").iterdir()}
+    table = (workdir / "out" / "results.json").read_text()
     cells = {(cell["task"], cell["model"]): cell for cell in json.loads(table)["cells"]}
     assert cells["agreement", "chance"]["mean"] == 50 and ("text", "chance") not in cells
     assert cells["text", "model, random weights"]["mean"] > 1 and cells["agreement", "model"]["over_examples"]
@@ -62,18 +62,25 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
         "interval": cells["agreement", "model"]["over_examples"],
     }
     assert held == {"mean": cells["text", "model"]["mean"], "interval": None}
-    markdown, tex = ((place / "out" / f"results.{each}").read_text() for each in ("md", "tex"))
+    markdown, tex = ((workdir / "out" / f"results.{suffix}").read_text() for suffix in ("md", "tex"))
     assert markdown.startswith(
-        "| task | figure | model | mean | 95% over examples | 95% over seeds | seeds | protocol |"
+        "| task | figure | model | mean | 95% over examples | 95% over seeds | seeds | protocol | notes |"
     )
     assert "\n|  |  | model, random weights | " in markdown and "\n|  |  | chance | 50.00 |" in markdown
-    assert tex.startswith("\\begin{tabular}{lllrrrrl}\n\\toprule") and " \\\\\n\\bottomrule" in tex
+    assert tex.startswith("\\begin{tabular}{lllrrrrll}\n\\toprule") and " \\\\\n\\bottomrule" in tex
+    notes = json.loads(table)["notes"]
+    assert tex.partition("\\end{tabular}\n")[2].splitlines() == [f"% {n}. {note}" for n, note in enumerate(notes, 1)]
+    (number,) = cells["text", "model"]["notes"]
+    assert notes[number - 1].startswith("agreement, text, model: log likelihood of the words that stand in gaps")
+    assert any(note.startswith("text: fewer bits are better") for note in notes)
+    low, high = cells["text", "model"]["over_examples"]
+    assert low < cells["text", "model"]["mean"] < high and cells["text", "model"]["seeds"] is None
 
-    picture = ElementTree.fromstring((place / "out" / "results.svg").read_text())
-    bars = [each for each in picture.iter() if each.tag.endswith("rect")]
+    picture = ElementTree.fromstring((workdir / "out" / "results.svg").read_text())
+    bars = [element for element in picture.iter() if element.tag.endswith("rect")]
     assert len(bars) == len(cells) and {bar.get("class") for bar in bars} == {"b", "o"}
 
-    written = (place / "model" / "README.md").read_text()
+    written = (workdir / "model" / "README.md").read_text()
     data = huggingface_hub.ModelCard(written).data
     assert isinstance(data, huggingface_hub.ModelCardData) and data.eval_results
     results = {result.dataset_type: result for result in data.eval_results}
@@ -83,25 +90,30 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(place, vocabu
 
     assert main.main(command) == 0
     assert "0 outcomes computed" in capsys.readouterr().out
-    assert (place / "out" / "results.json").read_text() == table
-    assert (place / "model" / "README.md").read_text() == written, "the section is replaced"
-    (place / "pairs.tsv").write_text("good\tbad\nOne is.\tOne are.\n")
+    assert (workdir / "out" / "results.json").read_text() == table
+    assert (workdir / "model" / "README.md").read_text() == written, "the section is replaced"
+    (workdir / "pairs.tsv").write_text("good\tbad\nOne is.\tOne are.\n")
     assert main.main(command) == 0
     assert "2 outcomes computed" in capsys.readouterr().out
-    kept = next((place / "out" / "outcomes").glob("text-*"))
-    kept.write_text("{")
-    assert main.main(command) == 2 and f"{kept.name} cannot be read (" in capsys.readouterr().err
+    kept = next((workdir / "out" / "outcomes").glob("text-*"))
+    whole = json.loads(kept.read_text())
+    edited = {**whole, "outcome": {**whole["outcome"], "predictions": whole["outcome"]["predictions"][1:]}}
+    for damaged in ("{", json.dumps(edited), "[]", "[" * 200_000):
+        kept.write_text(damaged)
+        assert main.main(command) == 2
+        error = capsys.readouterr().err
+        assert f"{kept.name} cannot be read (" in error and "remove it, and it is computed again" in error
 
 
-def test_checkpoints_of_a_run_are_columns_by_their_paths(place, vocabulary, capsys) -> None:
-    write_run(place / "run", tiny.model(vocab_size=1_024), steps=(5, 10))
-    shutil.copy(vocabulary, place / "run" / "spiece.model")
+def test_checkpoints_of_a_run_are_columns_by_their_paths(workdir, vocabulary, capsys) -> None:
+    write_run(workdir / "run", tiny.model(vocab_size=1_024), steps=(5, 10))
+    shutil.copy(vocabulary, workdir / "run" / "spiece.model")
     steps = ["run/checkpoints/5", "run/checkpoints/10"]
     command = ["results", *steps, "--suite=./suite.gin", "--tasks=agreement", "--output=out"]
     assert main.main(command) == 0, capsys.readouterr().err
-    found = json.loads((place / "out" / "results.json").read_text())["cells"]
-    assert {"run, step 5", "run, step 10"} <= {each["model"] for each in found}
-    assert (place / "run" / "results" / "suite.svg").read_text() == (place / "out" / "results.svg").read_text()
+    cells = json.loads((workdir / "out" / "results.json").read_text())["cells"]
+    assert {"run, step 5", "run, step 10"} <= {cell["model"] for cell in cells}
+    assert (workdir / "run" / "results" / "suite.svg").read_text() == (workdir / "out" / "results.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -118,37 +130,37 @@ def test_checkpoints_of_a_run_are_columns_by_their_paths(place, vocabulary, caps
         ("a/MinimalPairs.file = 'pairs.tsv'", "model does not exist: looked there for a Limba run"),
     ],
 )
-def test_what_is_wrong_is_said_before_a_model_is_opened(line, says, place, capsys) -> None:
-    (place / "suite.gin").write_text(line + "\n")
+def test_what_is_wrong_is_said_before_a_model_is_opened(line, says, workdir, capsys) -> None:
+    (workdir / "suite.gin").write_text(line + "\n")
     assert main.main(["results", "model", "--suite=./suite.gin"]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1, error
 
 
-def test_some_tasks_of_a_suite_are_chosen(place, vocabulary, capsys) -> None:
-    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+def test_some_tasks_of_a_suite_are_chosen(workdir, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, workdir / "model")
     command = ["results", "model", "--suite=./suite.gin", "--output=out"]
     assert main.main([*command, "--tasks=agreement,tekst"]) == 2
     said = "--tasks names tekst, and the suite suite has the tasks agreement, text; give some of them with commas."
     assert said in capsys.readouterr().err
     assert main.main([*command, "--tasks=agreement"]) == 0, capsys.readouterr().err
-    found = json.loads((place / "out" / "results.json").read_text())
-    assert {each["task"] for each in found["cells"]} == {"agreement"}
+    document = json.loads((workdir / "out" / "results.json").read_text())
+    assert {cell["task"] for cell in document["cells"]} == {"agreement"}
 
 
-def test_a_task_without_its_files_is_left_out_with_their_address(place, vocabulary, capsys) -> None:
-    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
-    with (place / "suite.gin").open("a") as suite:
+def test_a_task_without_its_files_is_left_out_with_their_address(workdir, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, workdir / "model")
+    with (workdir / "suite.gin").open("a") as suite:
         suite.write(
             "tags/PartOfSpeech:\n  train = 'a.conllu'\n  test = 'b.conllu'\n  address = 'https://one.example/x'\n"
         )
-    (place / "held.txt").unlink()
+    (workdir / "held.txt").unlink()
     assert main.main(["results", "model", "--suite=./suite.gin", "--output=out"]) == 0, capsys.readouterr().err
     printed = capsys.readouterr()
     says = "tags is left out: a.conllu is not in .; it is published at https://one.example/x"
-    assert f"limba results: {says}\n" in printed.err and f"* {says}\n" in printed.out
+    assert f"limba results: {says}\n" in printed.err and f"2. {says}\n" in printed.out
     assert "text is left out: held.txt is not in .\n" in printed.err
-    assert says in (place / "out" / "results.json").read_text()
+    assert says in (workdir / "out" / "results.json").read_text()
 
 
 SHIPPED = sorted(path.stem for path in (Path(limba.__file__).parents[1] / "gin" / "suites").glob("*.gin"))
@@ -168,12 +180,12 @@ def test_the_comments_of_a_suite_have_a_command_that_downloads_each_file(name) -
     assert sorted(downloaded) == sorted({file for task in read_suite(name).tasks for file in task.files})
 
 
-def test_the_suite_of_any_language_reads_two_files(place) -> None:
-    (place / "held_out.txt").write_text("The one is here.\n")
-    found = [read_task(task, str(place)) for task in read_suite("any").tasks]
-    assert [each.measure is not None for each in found] == [True, True]
+def test_the_suite_of_any_language_reads_two_files(workdir) -> None:
+    (workdir / "held_out.txt").write_text("The one is here.\n")
+    tasks = [read_task(task, str(workdir)) for task in read_suite("any").tasks]
+    assert [task_read.measure is not None for task_read in tasks] == [True, True]
     with pytest.raises(InputError, match="wikiann_.* does not exist"):
-        read_task(read_suite("wikiann").tasks[0], str(place))
+        read_task(read_suite("wikiann").tasks[0], str(workdir))
 
 
 def test_named_entities_of_two_layouts_share_no_sentence(tmp_path) -> None:
@@ -188,7 +200,7 @@ def test_named_entities_of_two_layouts_share_no_sentence(tmp_path) -> None:
     )
     parts = task.read(str(tmp_path))
     tags = ["B-PERSON", "I-PERSON", "I-PERSON", "O", "O"]
-    assert [list(each.tags) for each in parts.train] == [tags, ["B-ORG", "I-ORG"]]
+    assert [list(example.tags) for example in parts.train] == [tags, ["B-ORG", "I-ORG"]]
     assert parts.labels == ("O", "B-ORG", "I-ORG", "B-PERSON", "I-PERSON")
     assert task.judge(parts.test, [["B-ORG", "I-ORG"], ["O"]]) == pytest.approx(
         {"span F1": 200 / 3, "precision": 100.0, "recall": 50.0}
@@ -207,7 +219,7 @@ def test_a_development_part_that_is_drawn_has_whole_documents_and_nothing_of_the
     parts = Classification("c", "train.jsonl", "test.jsonl").read(str(tmp_path))
     drawn = [example.texts[0] for example in parts.dev]
     assert drawn == [f"Text {number}." for number in (1, 20, 21, 40, 41)], "one document in ten, less what is tested"
-    assert not {each.document for each in parts.dev} & {each.document for each in parts.train}
+    assert not {example.document for example in parts.dev} & {example.document for example in parts.train}
     assert len(parts.train) == 53 and parts.left_out == 1
     for name in ("train", "test"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in (0, 1)))
@@ -225,7 +237,7 @@ def test_figures_of_each_kind(tmp_path) -> None:
         (tmp_path / f"{name}.conllu").write_text("1\ta\t_\tX\t_\t_\t0\troot\t_\t_\n")
     sts = Similarity("sts", "train.tsv", "test.tsv", dev="test.tsv", score=0, first=1, second=2)
     parts = sts.read(str(tmp_path))
-    assert [each.answer for each in parts.test] == [5.0, 0.4, 2.2] and parts.left_out == 0
+    assert [example.answer for example in parts.test] == [5.0, 0.4, 2.2] and parts.left_out == 0
     assert parts.test[0].texts == ("A b c", "A b") and parts.labels == ()
     quick = read_task(sts, str(tmp_path), dataclasses.replace(QUICK, most_test=2))
     assert quick.parts and quick.parts.test == [parts.test[0], parts.test[1]]
@@ -247,35 +259,35 @@ def test_figures_of_each_kind(tmp_path) -> None:
         PartOfSpeech("pos", "test.conllu", "test.conllu", tags=30).read(str(tmp_path))
 
 
-def test_bits_per_byte_are_those_of_each_file_and_script(place, vocabulary) -> None:
-    (place / "other.txt").write_text("Здесь один.\nOne is here.\n1 + 1\n")
+def test_bits_per_byte_are_those_of_each_file_and_script(workdir, vocabulary) -> None:
+    (workdir / "other.txt").write_text("Здесь один.\nOne is here.\n1 + 1\n")
     task = BitsPerByte("text", ("held.txt", "other.txt"))
-    (scorer,) = open_scorers(str(folder_of(tiny.language_model(vocab_size=1_024), vocabulary, place / "model")))
-    found = task.measure(scorer, task.read(str(place)))
-    assert set(found.parts) == {"held.txt", "other.txt", "latin script", "cyrillic script", "no script"}
+    (scorer,) = open_scorers(str(folder_of(tiny.language_model(vocab_size=1_024), vocabulary, workdir / "model")))
+    result = task.measure(scorer, task.read(str(workdir)))
+    assert set(result.parts) == {"held.txt", "other.txt", "latin script", "cyrillic script", "no script"}
     alone = dataclasses.replace(task, texts=("other.txt",))
-    assert alone.measure(scorer, alone.read(str(place))).figures["bits per byte"] == found.parts["other.txt"]
+    assert alone.measure(scorer, alone.read(str(workdir))).figures["bits per byte"] == result.parts["other.txt"]
     lines = ("Здесь один.", "One is here.", "1 + 1")
     nats = -scorer.log_likelihoods(lines)
     cyrillic = len(lines[0].encode())
-    assert found.parts["cyrillic script"] == pytest.approx(nats[0] / np.log(2) / cyrillic, rel=1e-5)
+    assert result.parts["cyrillic script"] == pytest.approx(nats[0] / np.log(2) / cyrillic, rel=1e-5)
 
 
-def test_a_model_without_a_vocabulary_is_refused_before_another_one_is_measured(place, vocabulary, capsys) -> None:
-    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
-    shutil.copytree(place / "model", place / "bare")
+def test_a_model_without_a_vocabulary_is_refused_before_another_one_is_measured(workdir, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, workdir / "model")
+    shutil.copytree(workdir / "model", workdir / "bare")
     for name in ("spiece.model", "tokenizer.json", "tokenizer_config.json"):
-        (place / "bare" / name).unlink(missing_ok=True)
-    write_run(place / "run", tiny.model(vocab_size=1_024))
+        (workdir / "bare" / name).unlink(missing_ok=True)
+    write_run(workdir / "run", tiny.model(vocab_size=1_024))
     for bare in ("bare", "run"):
         assert main.main(["results", "model", bare, "--suite=./suite.gin"]) == 2
         error = capsys.readouterr().err
         assert f"{bare} has no vocabulary beside it, without which no text is read; copy it there." in error
-        assert error.count("\n") == 1 and not (place / "results").exists()
+        assert error.count("\n") == 1 and not (workdir / "results").exists()
 
 
-def test_a_disk_without_room_is_one_sentence(place, vocabulary) -> None:
-    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+def test_a_disk_without_room_is_one_sentence(workdir, vocabulary) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, workdir / "model")
     program = (  # no file can grow
         # Python would keep what it has compiled cut off, for all processes after this one.
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64));"
@@ -283,28 +295,28 @@ def test_a_disk_without_room_is_one_sentence(place, vocabulary) -> None:
         " sys.argv = ['limba', 'results', 'model', '--suite=./suite.gin', '--output=out'];"
         " runpy.run_module('limba', run_name='__main__')"
     )
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(Path(limba.__file__).parent.parent)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.returncode == 74 and re.fullmatch(r"\S*out\S* cannot be written \(.*\);? .*\n", found.stderr), found
-    assert not any(path.is_file() for path in (place / "out").rglob("*.json"))
+    assert done.returncode == 74 and re.fullmatch(r"\S*out\S* cannot be written \(.*\);? .*\n", done.stderr), done
+    assert not any(path.is_file() for path in (workdir / "out").rglob("*.json"))
 
 
 @pytest.mark.slow
-def test_what_had_ended_before_a_kill_is_not_repeated(place, vocabulary, capsys) -> None:
-    folder_of(tiny.model(vocab_size=1_024), vocabulary, place / "model")
+def test_what_had_ended_before_a_kill_is_not_repeated(workdir, vocabulary, capsys) -> None:
+    folder_of(tiny.model(vocab_size=1_024), vocabulary, workdir / "model")
     command = ["results", "model", "--suite=./suite.gin", "--output=out"]
     program = [sys.executable, "-m", "limba", *command]
-    kept = lambda: {path: path.stat().st_mtime_ns for path in (place / "out" / "outcomes").glob("*.json")}
+    kept = lambda: {path: path.stat().st_mtime_ns for path in (workdir / "out" / "outcomes").glob("*.json")}
     with subprocess.Popen(program, env={**os.environ, "PYTHONPATH": str(Path(limba.__file__).parent.parent)}) as killed:
         wait_until(lambda: kept() or killed.poll() is not None)
         killed.kill()
     before = kept()
-    assert 0 < len(before) < 4 and not (place / "out" / "results.txt").exists()
+    assert 0 < len(before) < 4 and not (workdir / "out" / "results.txt").exists()
     assert main.main(command) == 0, capsys.readouterr().err
     assert f"{4 - len(before)} outcomes computed" in capsys.readouterr().out
     assert before.items() <= kept().items() and len(kept()) == 4

@@ -19,15 +19,15 @@ ONCE = np.ones((1, 60))
 
 
 def tags_of(seed: int, count: int = 200) -> tuple[list[list[str]], list[list[str]]]:
-    """Sentences with tags, and what some model could give for them; both are no valid IOB2 in places."""
+    """Sentences with tags, and what some model could give for them; both break IOB2's rules in places."""
     chosen = random.Random(seed)
     labels = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG"]
     targets = [[chosen.choice(labels) for _ in range(chosen.randint(1, 9))] for _ in range(count)]
     chosen = random.Random(seed + 100)
-    given = [
+    predictions = [
         [tag if chosen.random() < 0.7 else chosen.choice(["O", "B-PER", "I-ORG"]) for tag in row] for row in targets
     ]
-    return targets, given
+    return targets, predictions
 
 
 def resampled(counts: np.ndarray, values: list) -> list:
@@ -36,9 +36,9 @@ def resampled(counts: np.ndarray, values: list) -> list:
 
 @pytest.mark.parametrize("seed", OF_SEQEVAL)
 def test_spans_equal_seqevals(seed: int) -> None:
-    targets, given = ([scores.spans_of(row) for row in rows] for rows in tags_of(seed))
-    found = scores.span_f1(np.ones((1, len(targets))), targets, given)
-    assert [float(each[0]) for each in found.values()] == pytest.approx(OF_SEQEVAL[seed], abs=1e-9)
+    targets, predictions = ([scores.spans_of(row) for row in rows] for rows in tags_of(seed))
+    figures = scores.span_f1(np.ones((1, len(targets))), targets, predictions)
+    assert [float(values[0]) for values in figures.values()] == pytest.approx(OF_SEQEVAL[seed], abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_spans_follow_seqeval(tags, spans) -> None:
 def test_classes_equal_scikit_learns() -> None:
     chosen = random.Random(0)
     targets = [chosen.choice("aaabbcd") for _ in range(60)]
-    given = [chosen.choice("abcde") if chosen.random() < 0.5 else target for target in targets]
+    predictions = [chosen.choice("abcde") if chosen.random() < 0.5 else target for target in targets]
     counts = np.random.default_rng(0).multinomial(60, np.full(60, 1 / 60), 20)
-    hits = [t == p for t, p in zip(targets, given, strict=True)]
+    hits = [t == p for t, p in zip(targets, predictions, strict=True)]
     accuracy = scores.share(counts, hits, [1] * 60)
-    macro = scores.macro_f1(counts, targets, given)
+    macro = scores.macro_f1(counts, targets, predictions)
     for row, one, other in zip(counts, accuracy, macro, strict=True):
-        pair = resampled(row, targets), resampled(row, given)
+        pair = resampled(row, targets), resampled(row, predictions)
         assert one == pytest.approx(100 * metrics.accuracy_score(*pair), abs=1e-9)
         assert other == pytest.approx(100 * metrics.f1_score(*pair, average="macro"), abs=1e-9)
 
@@ -70,12 +70,12 @@ def test_classes_equal_scikit_learns() -> None:
 def test_correlations_equal_scipys() -> None:
     chosen = random.Random(0)
     targets = [float(chosen.randint(0, 5)) for _ in range(60)]
-    given = [value + chosen.random() * 3 for value in targets]
+    predictions = [value + chosen.random() * 3 for value in targets]
     counts = np.random.default_rng(0).multinomial(60, np.full(60, 1 / 60), 20)
-    pearson = scores.pearson(counts, targets, given)
-    spearman = scores.spearman(counts, targets, given)
+    pearson = scores.pearson(counts, targets, predictions)
+    spearman = scores.spearman(counts, targets, predictions)
     for row, one, other in zip(counts, pearson, spearman, strict=True):
-        pair = resampled(row, targets), resampled(row, given)
+        pair = resampled(row, targets), resampled(row, predictions)
         assert one == pytest.approx(100 * stats.pearsonr(*pair).statistic, abs=1e-9)
         assert other == pytest.approx(100 * stats.spearmanr(*pair).statistic, abs=1e-9)
     assert scores.pearson(ONCE, targets, [3.0] * 60) == 0

@@ -1,11 +1,14 @@
 """Models that score texts: the same figures by Limba and by transformers, and figures of foreign models by hand."""
 
 import json
+import logging
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
@@ -37,17 +40,17 @@ SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 
 def saved_by_transformers(name: str, vocabulary: Path, folder: Path) -> Path:
     """A folder as transformers saves it, with weights of ours and our tokenizer."""
-    own = folder_of(BOTH[name], vocabulary, folder / "own")
+    of_ours = folder_of(BOTH[name], vocabulary, folder / "own")
     kind = {"t5": "Seq2SeqLM", "llama": "CausalLM", "gpt2": "CausalLM"}.get(name, "MaskedLM")
-    model: Any = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(own)
+    model: Any = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(of_ours)
     model.save_pretrained(folder / "saved")
-    transformers.AutoTokenizer.from_pretrained(own).save_pretrained(folder / "saved")
+    transformers.AutoTokenizer.from_pretrained(of_ours).save_pretrained(folder / "saved")
     return folder / "saved"
 
 
 @pytest.mark.parametrize(
     "name",
-    ["t5", "llama", "eurobert", *(pytest.param(each, marks=pytest.mark.night) for each in ("gpt2", "modernbert"))],
+    ["t5", "llama", "eurobert", *(pytest.param(name, marks=pytest.mark.night) for name in ("gpt2", "modernbert"))],
 )
 def test_limba_and_transformers_score_a_folder_alike(name, vocabulary, tmp_path) -> None:
     folder = saved_by_transformers(name, vocabulary, tmp_path)
@@ -57,12 +60,12 @@ def test_limba_and_transformers_score_a_folder_alike(name, vocabulary, tmp_path)
     if ours.way == scoring_methods.GAPS:
         pairs = [(row.read, row.written) for row in map(with_gaps, TEXTS) if row.hidden_bytes]
         assert len(pairs) == 2
-        found = ours.in_gaps(pairs)
+        scores = ours.in_gaps(pairs)
         expected = theirs.in_gaps(pairs)
     else:
-        found = ours.log_likelihoods(TEXTS)
+        scores = ours.log_likelihoods(TEXTS)
         expected = theirs.log_likelihoods(TEXTS)
-    assert found == pytest.approx(expected, rel=1e-5) and (found < 0).all()
+    assert scores == pytest.approx(expected, rel=1e-5) and (scores < 0).all()
 
 
 # Tokenizers as other families have them
@@ -153,17 +156,17 @@ def test_a_masked_model_of_another_family_is_scored_word_by_word(tmp_path) -> No
         and scorer.longest == 128
     )
     texts = [text for text in TEXTS if text.isascii()]
-    found = scorer.log_likelihoods(texts)
+    scores = scorer.log_likelihoods(texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.XLMRobertaForMaskedLM.from_pretrained(folder).eval()
-    for text, ours in zip(texts, found, strict=True):
+    for text, ours in zip(texts, scores, strict=True):
         ids = tokenizer(text, add_special_tokens=False).input_ids
         words = words_by_hand(tokenizer, ids)
         total = 0.0
-        for place, token in enumerate(ids):
-            shown = [4 if words[i] == words[place] and i >= place else each for i, each in enumerate(ids)]
+        for index, token in enumerate(ids):
+            shown = [4 if words[i] == words[index] and i >= index else number for i, number in enumerate(ids)]
             with torch.no_grad():
-                logits = model(torch.tensor([[0, *shown, 2]])).logits[0, place + 1]
+                logits = model(torch.tensor([[0, *shown, 2]])).logits[0, index + 1]
             total += float(torch.log_softmax(logits.double(), -1)[token])
         assert ours == pytest.approx(total, rel=1e-5), text
     assert max(words.count(word) for word in words) > 2, "words of several pieces"
@@ -195,7 +198,7 @@ def test_a_causal_model_of_another_family_counts_a_start_token_once(kind, tmp_pa
     scorer = scoring.open_scorers(str(folder))[0]
     starts = [0] if kind == "gpt-neox" else []
     assert scorer.way == scoring_methods.CAUSAL and ("has no start token" in scorer.how) == (not starts)
-    found = scorer.log_likelihoods(TEXTS)
+    scores = scorer.log_likelihoods(TEXTS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     expected = []
@@ -207,7 +210,7 @@ def test_a_causal_model_of_another_family_counts_a_start_token_once(kind, tmp_pa
             rows = torch.log_softmax(model(ids).logits[0, :-1].double(), -1)
         expected.append(float(rows.gather(1, ids[0, 1:, None]).sum()))
         sizes.append(len(text[0 if starts else read.offset_mapping[0][1] :].encode()))
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert scores == pytest.approx(expected, rel=1e-5)
     outcome = BitsPerByte("text", ("held.txt",)).measure(scorer, {"held.txt": TEXTS})
     bits = -sum(expected) / math.log(2) / sum(sizes)
     assert outcome.figures == {"bits per byte": pytest.approx(bits, rel=1e-5)}
@@ -246,7 +249,7 @@ def test_a_t5_of_another_family_fills_gaps(tmp_path, vocabulary) -> None:
 def test_random_weights_and_checksums_are_the_same_each_time(tmp_path) -> None:
     folder = saved("bert", tmp_path / "model")
     first, second = (foreign_scorer.open_folder(str(folder)) for _ in range(2))
-    drawn = [each.with_random_weights().log_likelihoods(TEXTS[:2]) for each in (first, second)]
+    drawn = [scorer.with_random_weights().log_likelihoods(TEXTS[:2]) for scorer in (first, second)]
     assert (drawn[0] == drawn[1]).all() and (drawn[0] != first.log_likelihoods(TEXTS[:2])).all()
     assert first.checksum(is_random=False) == second.checksum(is_random=False) != first.checksum(is_random=True)
     assert first.with_random_weights().checksum(is_random=True) == first.checksum(is_random=True)
@@ -267,19 +270,19 @@ def test_a_checksum_knows_what_stands_before_a_text(vocabulary, tmp_path) -> Non
     """A start that is named in another file than the weights and the pieces changes each figure of a causal model."""
     folders = (folder_of(BOTH["llama"], vocabulary, tmp_path / "ours"), saved("qwen", tmp_path / "foreign"))
     for folder in folders:
-        found = []
+        checksums = []
         for start in (3, 4):
-            about = json.loads((folder / "generation_config.json").read_text())
-            (folder / "generation_config.json").write_text(json.dumps(about | {"bos_token_id": start}))
+            settings = json.loads((folder / "generation_config.json").read_text())
+            (folder / "generation_config.json").write_text(json.dumps(settings | {"bos_token_id": start}))
             (scorer,) = scoring.open_scorers(str(folder))
-            found.append(scorer.checksum(is_random=False))
-        assert found[0] != found[1], folder
+            checksums.append(scorer.checksum(is_random=False))
+        assert checksums[0] != checksums[1], folder
 
 
 def changed(folder: Path, **entries: object) -> None:
     file = folder / "config.json"
-    about = {**json.loads(file.read_text()), **entries}
-    file.write_text(json.dumps({key: value for key, value in about.items() if value is not None}))
+    settings = {**json.loads(file.read_text()), **entries}
+    file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
 
 
 def needs_code(folder: Path) -> None:
@@ -295,9 +298,9 @@ def loses_its_head(folder: Path) -> None:
 def has_no_mask(folder: Path) -> None:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).exists():
-            about = json.loads((folder / name).read_text())
-            about.pop("mask_token", None)
-            (folder / name).write_text(json.dumps(about))
+            settings = json.loads((folder / name).read_text())
+            settings.pop("mask_token", None)
+            (folder / name).write_text(json.dumps(settings))
 
 
 @pytest.mark.parametrize(
@@ -320,10 +323,18 @@ def test_what_cannot_be_scored_is_one_sentence(damage, says, tmp_path) -> None:
     assert says in str(caught.value) and "\n" not in str(caught.value), caught.value
 
 
-def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path) -> None:
-    scorer = scoring.open_scorers(str(saved("xlm-r", tmp_path / "model")))[0]
-    with pytest.raises(InputError, match=r"model reads at most 128 tokens, and a text has \d+; give shorter texts"):
-        scorer.log_likelihoods(["a" * 2, "It is there " * 60])
+def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path, caplog, monkeypatch) -> None:
+    scorer: Any = scoring.open_scorers(str(saved("xlm-r", tmp_path / "model")))[0]
+    scorer.tokenizer.model_max_length = 128
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(InputError, match=r"model reads at most 128 tokens, and a text has \d+; give shorter texts"):
+            scorer.log_likelihoods(["a" * 2, "It is there " * 60])
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records, "our sentence is the only one"
 
 
 @pytest.fixture(scope="module")
@@ -343,10 +354,21 @@ def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatc
     (tmp_path / "held.txt").write_text("It has a line, and another one.\nWho sees him?\n")
     (tmp_path / "pairs.tsv").write_text("good\tbad\nWho sees him?\tWho see him?\nIt is there.\tIt are there.\n")
     (tmp_path / "suite.gin").write_text("text/BitsPerByte.texts = 'held.txt'\na/MinimalPairs.file = 'pairs.tsv'\n")
-    assert main.main(["results", str(hybrid), "--suite=./suite.gin", "--output=out"]) == 0, capsys.readouterr().err
+    shutil.copytree(hybrid, tmp_path / "run")
+    (tmp_path / "run" / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert main.main(["results", "run", "--suite=./suite.gin", "--output=out", "--card"]) == 0, capsys.readouterr().err
+    card = huggingface_hub.ModelCard((tmp_path / "run" / "README.md").read_text()).data.eval_results
+    names = {"pseudo bits per byte (run, masked)", "bits per byte (run, causal)"}
+    assert {each.metric_name for each in card} == names | {f"accuracy (run, {way})" for way in ("masked", "causal")}
     written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (
+        "text: 2 test examples or documents are too few to trust their intervals, so no best is marked"
+        in (written["notes"])
+    )
+    assert not any(cell["is_best"] for cell in written["cells"])
+    assert [cell["task"] for cell in written["cells"]] == [*["text"] * 4, *["a"] * 5], "a task's figures are together"
     cells = {
-        (each["figure"], each["model"]): each["mean"] for each in written["cells"] if "random" not in each["model"]
+        (cell["figure"], cell["model"]): cell["mean"] for cell in written["cells"] if "random" not in cell["model"]
     }
     assert cells.keys() == {
         ("pseudo bits per byte", "run, masked"),
@@ -363,7 +385,7 @@ def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatc
     assert cells["bits per byte", "run, causal"] == pytest.approx(causal, rel=1e-6)
     assert cells["pseudo bits per byte", "run, masked"] == pytest.approx(masked, rel=1e-6) != causal
     picture = ElementTree.fromstring((tmp_path / "out" / "results.svg").read_text())
-    bars = [each.get("class") for each in picture.iter() if each.tag.endswith("rect")]
+    bars = [bar.get("class") for bar in picture.iter() if bar.tag.endswith("rect")]
     assert bars.count("b") == 4, "both columns are the model's, in each task"
 
 
@@ -395,9 +417,9 @@ def test_models_of_four_families_stand_beside_ours_in_one_table(vocabulary, tmp_
 
 @pytest.mark.parametrize(("kind", "name"), [("AutoModel", "eurobert"), ("T5EncoderModel", "t5")])
 def test_a_model_of_ours_without_an_output_layer_scores_no_texts(kind, name, vocabulary, tmp_path) -> None:
-    own = folder_of(BOTH[name], vocabulary, tmp_path / "own")
-    getattr(transformers, kind).from_pretrained(own).save_pretrained(tmp_path / "model")
-    transformers.AutoTokenizer.from_pretrained(own).save_pretrained(tmp_path / "model")
+    of_ours = folder_of(BOTH[name], vocabulary, tmp_path / "own")
+    getattr(transformers, kind).from_pretrained(of_ours).save_pretrained(tmp_path / "model")
+    transformers.AutoTokenizer.from_pretrained(of_ours).save_pretrained(tmp_path / "model")
     with pytest.raises(InputError, match="model is (an|the) encoder.* scores no text"):
         scoring.ways_of(str(tmp_path / "model"))
         scoring.open_scorers(str(tmp_path / "model"))

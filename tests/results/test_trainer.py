@@ -50,9 +50,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def cells_of(folder: Path) -> dict[tuple[str, str], dict]:
     """The cells of a table's main figures, by task and model."""
-    found = json.loads((folder / "results.json").read_text())["cells"]
+    cells = json.loads((folder / "results.json").read_text())["cells"]
     return {
-        (each["task"], each["model"]): each for each in found if each["figure"] in ("accuracy", "span F1", "Pearson")
+        (cell["task"], cell["model"]): cell for cell in cells if cell["figure"] in ("accuracy", "span F1", "Pearson")
     }
 
 
@@ -71,7 +71,7 @@ def test_a_berts_folder_learns_tags(data, monkeypatch, capsys) -> None:
     assert {model for _, model in cells} == rows and cells["tags", "bert"]["seeds"] == 2
     low, high = cells["tags", "bert"]["over_examples"]
     assert low <= cells["tags", "bert"]["mean"] <= high and len(cells["tags", "bert"]["protocol"]) == 8
-    # Each figure is that of its kept predictions, by scikit-learn.
+    # Each figure follows from its kept predictions, by scikit-learn.
     task = read_suite("./suite.gin").tasks[2]
     parts = read_task(task, ".").parts
     assert parts is not None
@@ -81,9 +81,9 @@ def test_a_berts_folder_learns_tags(data, monkeypatch, capsys) -> None:
         outcome = kept["outcome"]
         assert len(outcome["curve"]) == 3 and outcome["curve"][0]["loss"] > outcome["curve"][2]["loss"]
         if kept["facts"]["part"] == "test":
-            targets = [tag for each in parts.test for tag in each.tags]
-            given = [tag for tags in outcome["predictions"] for tag in tags]
-            accuracy = 100 * metrics.accuracy_score(targets, given)
+            targets = [tag for example in parts.test for tag in example.tags]
+            predictions = [tag for tags in outcome["predictions"] for tag in tags]
+            accuracy = 100 * metrics.accuracy_score(targets, predictions)
             assert outcome["figures"]["accuracy"] == pytest.approx(accuracy, abs=1e-9)
             means += [accuracy] if kept["facts"]["weights"] == "trained" else []
     assert sum(means) / 2 == pytest.approx(cells["tags", "bert"]["mean"], abs=1e-9)
@@ -96,6 +96,11 @@ def test_a_berts_folder_learns_tags(data, monkeypatch, capsys) -> None:
     assert main.main(quick) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert "2 outcomes computed" in printed, "one seed, also of random weights"
+    (cell,) = [cell for (_, model), cell in cells_of(data / "quick").items() if model == "bert"]
+    notes = json.loads((data / "quick" / "results.json").read_text())["notes"]
+    about = [notes[number - 1] for number in cell["notes"]]
+    assert cell["seeds"] == 1 and about[0].startswith("tags, bert: rate 0.001, 5 epochs"), "its row names its sentences"
+    assert about == [note for note in notes if note.startswith("tags, bert: ")]
     assert "tags, bert: rate 0.001, 5 epochs (not searched; accuracy on the development part" in printed
     assert all(cell["protocol"].startswith("quick ") for cell in cells_of(data / "quick").values())
 
@@ -115,11 +120,11 @@ def test_families_and_a_run_of_ours_stand_in_one_table(data, vocabulary, monkeyp
     cells = cells_of(data / "results" / "suite")
     for task in chosen:
         for model in (*models, "ours"):
-            own = cells[task, model]
+            cell = cells[task, model]
             majority = cells[task, "majority"]
-            assert own["protocol"] == majority["protocol"], (task, model)
-            assert own["mean"] > majority["mean"], (task, model, own, majority)
-        assert max(cells[task, each]["mean"] for each in models) > 85, task
+            assert cell["protocol"] == majority["protocol"], (task, model)
+            assert cell["mean"] > majority["mean"], (task, model, cell, majority)
+        assert max(cells[task, name]["mean"] for name in models) > 85, task
     assert len(list((data / "results" / "suite" / "exported").iterdir())) == 1, "a run is exported once"
 
 
@@ -138,9 +143,9 @@ def test_what_a_trainer_gives_is_what_the_class_gives(data, capsys) -> None:
     train = transformers.Trainer.train
 
     def keep(trainer, *arguments, **names):
-        found = train(trainer, *arguments, **names)
+        result = train(trainer, *arguments, **names)
         kept.append(trainer.model)
-        return found
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers.Trainer, "train", keep)
@@ -160,9 +165,9 @@ def test_first_tokens_of_words_are_found(tmp_path) -> None:
     words = ["Ana", "Pop", "0.55", "", "Cluj"]
     ids, places, is_cut = opened.words(words, 32)
     assert not is_cut, "the empty word has no token, and nothing is cut"
-    own = opened.tokenizer(words, is_split_into_words=True)
-    first = [own.word_ids().index(number) if number in own.word_ids() else None for number in range(5)]
-    assert ids["input_ids"] == own["input_ids"] and places == first and places[3] is None
+    encoded = opened.tokenizer(words, is_split_into_words=True)
+    first = [encoded.word_ids().index(number) if number in encoded.word_ids() else None for number in range(5)]
+    assert ids["input_ids"] == encoded["input_ids"] and places == first and places[3] is None
     _, places, is_cut = opened.words(words, 5)
     assert places[2:] == [3, None, None] and is_cut, "the rest is cut off"
     tokenizer = transformers.ByT5Tokenizer()
@@ -187,8 +192,8 @@ def test_a_batch_is_the_protocols_however_many_gpus_there_are(data, monkeypatch)
 
 def test_a_model_that_pads_with_its_end_finds_the_last_token_before_it(data) -> None:
     folders.llama(data / "llama")
-    about = json.loads((data / "llama" / "config.json").read_text())
-    (data / "llama" / "config.json").write_text(json.dumps(about | {"pad_token_id": 0}))
+    settings = json.loads((data / "llama" / "config.json").read_text())
+    (data / "llama" / "config.json").write_text(json.dumps(settings | {"pad_token_id": 0}))
     opened = open_model("llama", data)
     network = opened.network(False, ("no", "yes"), 0, False).eval()
     alone = opened.tokenizer(["Ana"], return_tensors="pt")
@@ -245,8 +250,8 @@ def test_positions_that_begin_after_paddings_are_not_counted(tmp_path) -> None:
 )
 def test_what_transformers_has_no_class_for_is_one_sentence(change, says, data, capsys) -> None:
     folders.bert(data / "bert")
-    about = json.loads((data / "bert" / "config.json").read_text())
-    (data / "bert" / "config.json").write_text(json.dumps(about | change))
+    settings = json.loads((data / "bert" / "config.json").read_text())
+    (data / "bert" / "config.json").write_text(json.dumps(settings | change))
     (data / "bert" / "m.py").write_text("raise SystemExit('foreign code runs')")
     assert main.main(["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--output=out"]) == 2
     error = capsys.readouterr().err
@@ -262,6 +267,50 @@ def test_weights_that_a_class_needs_and_does_not_find_are_one_sentence(data, cap
     assert opened.network(True, ("O", "B-X"), 0, False) is not None, "tags need the encoder alone"
     with pytest.raises(InputError, match="weights that it does not have, such as transformer.decoder"):
         opened.network(False, ("no", "yes"), 0, False)
+
+
+def edited(name: str, **change: object):
+    """A function that changes fields of a JSON file in a folder."""
+
+    def edit(folder: Path) -> None:
+        about = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(about | change))
+
+    return edit
+
+
+def without(*names: str):
+    """A function that removes files from a folder."""
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (
+            without("tokenizer.json", "tokenizer_config.json"),
+            "The tokenizer of damaged knows no word of the training part of tags: all that it gives is [CLS] [SEP]",
+        ),
+        (without("tokenizer.json"), "damaged cannot be read (Couldn't instantiate the backend tokenizer"),
+        (without("model.safetensors"), "damaged has a config.json and no weights"),
+        (cut, "damaged cannot be read ("),
+        (edited("config.json", hidden_size=64), "weights that it does not have, such as bert.embeddings"),
+        (edited("config.json", hidden_size=-4), "damaged cannot be read (Trying to create tensor with negative"),
+        (edited("tokenizer_config.json", model_max_length="many"), "damaged cannot be read (invalid literal for int"),
+    ],
+)
+def test_a_damaged_model_is_one_sentence_before_another_one_is_trained(damage, says, data, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(transformers.Trainer, "train", lambda *_: pytest.fail("a model is trained"))
+    folders.bert(data / "bert")
+    damage(folders.bert(data / "damaged"))
+    assert main.main(["results", "bert", "damaged", "--suite=./suite.gin", "--tasks=tags"]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1, error
 
 
 @pytest.mark.night

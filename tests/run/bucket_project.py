@@ -103,11 +103,11 @@ class Project:
         with self._start(commands, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             out, error = process.communicate()
         lines = [line.removeprefix("RESULT ") for line in out.splitlines() if line.startswith("RESULT ")]
-        found = [json.loads(line) for line in lines]
-        for each in found:
-            assert not each["status"], f"{each['argv']}: {each['status']}\n{each['out']}\n{each['error']}"
-        assert process.returncode == 0 and len(found) == len(commands), error[-4000:]
-        return found
+        results = [json.loads(line) for line in lines]
+        for result in results:
+            assert not result["status"], f"{result['argv']}: {result['status']}\n{result['out']}\n{result['error']}"
+        assert process.returncode == 0 and len(results) == len(commands), error[-4000:]
+        return results
 
     def killed(self, *argv: str) -> None:
         """Trains until the checkpoint of a step is complete, and kills the process without a word."""
@@ -203,7 +203,7 @@ def load(paths: Sequence[str]) -> int:
     import limba
 
     def written(path: str) -> list[int]:
-        # Where nothing is said, a run bans its sentinels, and a folder for transformers may write them, as there. Its
+        # By default a run bans its sentinels, and a folder for transformers may write them, as transformers does. Its
         # text has spaces beside them, as AutoTokenizer decodes it, so that the ids are compared.
         texts = limba.load(path).samples(["Propoziția <extra_id_0> număr"], max_tokens=8, ban_sentinels=False)
         return texts[0][0].ids.tolist()
@@ -222,12 +222,12 @@ def main(commands: Sequence[Sequence[str]]) -> None:
     from gcsfs import retry
 
     retry.asyncio = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds * PAUSES))
-    own = {"read": read, "load": load}
+    extra = {"read": read, "load": load}
     for argv in commands:
         out = io.StringIO()
         error = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            status = own[argv[0]](argv[1:]) if argv[0] in own else limba_command.main(argv)
+            status = extra[argv[0]](argv[1:]) if argv[0] in extra else limba_command.main(argv)
         record = {"argv": argv, "status": status or 0, "out": out.getvalue(), "error": error.getvalue()}
         print("RESULT " + json.dumps(record), flush=True)
 

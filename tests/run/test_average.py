@@ -60,8 +60,8 @@ def test_the_average_is_evaluated_resumed_and_is_the_model(tmp_path: Path, corpu
     assert whole["train", 12]["loss"] < whole["train", 1]["loss"] - 0.3
 
     split = config.data.validation_split
-    for place in (config.model_dir, f"{config.model_dir}/best"):
-        used, _ = evaluate(load.load(place), num_examples=0, split=split)
+    for path in (config.model_dir, f"{config.model_dir}/best"):
+        used, _ = evaluate(load.load(path), num_examples=0, split=split)
         assert used["loss"] == pytest.approx(result["validation"]["loss"], rel=1e-4)
     plain = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, average=None))
     as_trained, _ = evaluate(load.load(config.model_dir, config=plain), num_examples=0, split=split)
@@ -72,11 +72,11 @@ def test_the_average_is_evaluated_resumed_and_is_the_model(tmp_path: Path, corpu
     assert main.main(["merge", config.model_dir, "--steps=6,12", f"--output={merged}"]) == 0
     places = [Path(config.model_dir) / "checkpoints" / step for step in ("6", "12")]
     for online in (True, False):
-        first, last, mean = (LimbaCheckpoint(each, average=online) for each in (*places, merged / "checkpoints" / "12"))
+        first, last, mean = (LimbaCheckpoint(path, average=online) for path in (*places, merged / "checkpoints" / "12"))
         assert mean.has_average and set(mean) == set(first)
         for name in mean:
             wanted = (np.asarray(first[name], np.float64) + np.asarray(last[name], np.float64)) / 2
             np.testing.assert_array_equal(mean[name], wanted.astype(np.float32))
     both, _ = evaluate(load.load(str(merged)), num_examples=0, split=split)
     trained, _ = evaluate(load.load(str(merged), config=plain), num_examples=0, split=split)
-    assert len({round(each["loss"], 4) for each in (both, trained, used)}) == 3
+    assert len({round(figures["loss"], 4) for figures in (both, trained, used)}) == 3

@@ -56,8 +56,8 @@ def assert_same(one: Path, other: Path, step: int) -> None:
     for name, array in first.items():
         np.testing.assert_array_equal(array, second[name], err_msg=name)
     data = [json.loads((run / "checkpoints" / str(step) / "data" / "metadata").read_text()) for run in (one, other)]
-    for each in data:  # tests/data/test_streams.py compares what is read from them
-        each.pop("positions")
+    for data_item in data:  # tests/data/test_streams.py compares what is read from them
+        data_item.pop("positions")
     assert data[0] == data[1]
 
 
@@ -79,19 +79,19 @@ def test_a_branch_equals_the_run_and_resumes_itself(
     # Without another rate, a branch is the run.
     limba_("branch", run, "--decay=4", "--step=4", "--shape=constant")
     control = tmp_path / "run-decay-4-4-constant"
-    assert figures(control) == {step: each for step, each in figures(run).items() if step > 4}
+    assert figures(control) == {step: record for step, record in figures(run).items() if step > 4}
     assert_same(run, control, 8)
 
     # With one, its rate falls, and it resumes bit by bit.
     limba_("branch", run, "--decay=4", "--step=4", f"--output={tmp_path / 'whole'}", "--gin.EVAL_PERIOD=3")
     assert '"every_steps": 3' in (tmp_path / "whole" / "config.json").read_text()
-    place = limba.run.placement.global_batch
+    global_batch = limba.run.placement.global_batch
     batches = iter(range(3))  # the fourth is never placed
 
-    def ends(*given: object, **named: object) -> object:
+    def ends(*arguments: object, **named: object) -> object:
         if next(batches, None) is None:
             raise LookupError("ended by the test")
-        return place(*given, **named)  # type: ignore[arg-type]
+        return global_batch(*arguments, **named)  # type: ignore[arg-type]
 
     command = ["branch", run, "--decay=4", "--gin.CHECKPOINT_PERIOD=1"]
     with monkeypatch.context() as patched:
@@ -107,7 +107,7 @@ def test_a_branch_equals_the_run_and_resumes_itself(
     resumed = figures(killed)
     assert whole == resumed and set(whole) == {5, 6, 7, 8}
     assert_same(tmp_path / "whole", killed, 8)
-    rates = [each[-1] for each in whole.values()]
+    rates = [values[-1] for values in whole.values()]
     np.testing.assert_allclose(rates, rates[0] * (1 - np.sqrt(np.arange(4) / 4)), rtol=1e-5)
     assert whole[5] == figures(run)[5] and whole[6] != figures(run)[6]
     # It has ended, so the next one begins at the newest step; the rate of a stable run is 0 there.

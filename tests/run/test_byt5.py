@@ -63,13 +63,13 @@ def test_what_convert_gin_prints_for_a_byt5_trains(
     main(["convert", "--gin", str(tmp_path / "theirs.gin")])
     (tmp_path / "ours.gin").write_text(capsys.readouterr().out)
     sizes = [f"--gin.config.ModelConfig.{name}={size}" for name, size in SIZES.items()]
-    given = read(str(tmp_path / "ours.gin"), f"--gin.MODEL_DIR={tmp_path / 'run'}", *sizes)
-    assert given.config.data.vocabulary is None
-    assert train(given.config, given.text)["step"] == 2
+    result = read(str(tmp_path / "ours.gin"), f"--gin.MODEL_DIR={tmp_path / 'run'}", *sizes)
+    assert result.config.data.vocabulary is None
+    assert train(result.config, result.text)["step"] == 2
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 2
     assert not list((tmp_path / "run").glob("vocabulary*"))  # bytes have no file
     (batch,) = validation.validation_batches(
-        resolve_task(given.config.data), {"inputs": 128, "targets": 64}, given.config.data, 1
+        resolve_task(result.config.data), {"inputs": 128, "targets": 64}, result.config.data, 1
     )
     assert {258} <= set(batch["encoder_input_tokens"].ravel().tolist()) <= set(range(259))
     assert batch["decoder_target_tokens"][0, 0] == 258

@@ -92,7 +92,7 @@ def test_what_the_model_says(run: Path, printed: dict[str, str]) -> None:
 
 def test_each_form_has_the_run_s_numbers(run: Path, printed: dict[str, str]) -> None:
     here = run.parent
-    own = LimbaCheckpoint(run / "checkpoints" / "4")
+    checkpoint = LimbaCheckpoint(run / "checkpoints" / "4")
     assert "out/step_2" in printed["to transformers"] and "again" in printed["to limba"]
     half = LimbaCheckpoint(run / "checkpoints" / "2")
     back = LimbaCheckpoint(here / "again" / "checkpoints" / "0")
@@ -101,12 +101,12 @@ def test_each_form_has_the_run_s_numbers(run: Path, printed: dict[str, str]) -> 
         assert "without optimizer state, which is not plain Adafactor's" in printed[form]
     tree = t5x.open_checkpoint(here / "t5x" / "checkpoint_4")
     tree.check_whole()
-    assert set(tree) == {"state/step", *(f"target/{name}" for name in own)} and tree.step == 4
+    assert set(tree) == {"state/step", *(f"target/{name}" for name in checkpoint)} and tree.step == 4
     with np.load(here / "arrays.npz") as listed:
         assert set(listed.files) == set(tree)
-        for name in own:
-            for each in (tree, listed):
-                assert np.array_equal(each[f"target/{name}"], own[name]), name
+        for name in checkpoint:
+            for arrays in (tree, listed):
+                assert np.array_equal(arrays[f"target/{name}"], checkpoint[name]), name
 
 
 def test_runs_that_come_of_it(run: Path, printed: dict[str, str]) -> None:
@@ -119,7 +119,7 @@ def test_runs_that_come_of_it(run: Path, printed: dict[str, str]) -> None:
     assert (here / "merged.jsonl").read_text() != (here / "scored.jsonl").read_text()
     branched = LimbaCheckpoint(here / "branched" / "checkpoints" / "4")
     name = "encoder/layers_0/mlp/wi_0/kernel"
-    assert not any(np.array_equal(branched[name], each[name]) for each in (first, last))
+    assert not any(np.array_equal(branched[name], parameters[name]) for parameters in (first, last))
     assert re.search(r"\b4\b", printed["the branch"])
 
 

@@ -112,7 +112,7 @@ def test_causal_then_masked_resumes_at_the_border_bit_by_bit(
         for end in (stop, 8):  # the first one saves before, at or after the border, the second one resumes
             train(dataclasses.replace(again, train_steps=end))
         assert losses_of(again) == losses_of(whole)
-        ours, theirs = (LimbaCheckpoint(Path(each.model_dir) / "checkpoints" / "8") for each in (again, whole))
+        ours, theirs = (LimbaCheckpoint(Path(config.model_dir) / "checkpoints" / "8") for config in (again, whole))
         assert all(np.array_equal(ours[array], theirs[array]) for array in theirs)
     assert result["validation"]["target_tokens"] < 0.35 * 20 * 16 * 64  # masked, whatever the stage
     report.run([whole.model_dir])
@@ -200,11 +200,11 @@ def test_rows_longer_than_an_encoder_has_learned_are_refused(tmp_path: Path, cor
     write_run(tmp_path / "pretrained", dataclasses.replace(network, vocab_size=1024))
 
     def of(start: Path, length: int, *more: str) -> RunConfig:
-        given = [
+        flags_given = [
             f"--gin.VOCABULARY={vocabulary}", "--gin.EXTRA_IDS=1", "--gin.VOCAB_SIZE=1024",
             f"--gin.TASK_FEATURE_LENGTHS={{'targets': {length}}}", f"--gin.INITIAL_CHECKPOINT_PATH={start}",
         ]  # fmt: skip
-        return flags.parse_args([*arguments(tmp_path, corpus, *given), *more]).config
+        return flags.parse_args([*arguments(tmp_path, corpus, *flags_given), *more]).config
 
     def written_by(run: RunConfig, name: str) -> Path:
         shutil.copytree(tmp_path / "pretrained", tmp_path / name)
@@ -229,8 +229,8 @@ def test_rows_longer_than_an_encoder_has_learned_are_refused(tmp_path: Path, cor
     flags_of_export = [f"--vocabulary={vocabulary}", "--extra_ids=1", "--no_check"]
     convert.run([str(tmp_path / "pretrained"), str(tmp_path / "out"), *flags_of_export])
     folder = tmp_path / "out/step_5"
-    about = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(about | {"max_position_embeddings": 16}))
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 16}))
     check_length(of(folder, 16))
     with pytest.raises(ConfigError, match="step_5 was trained with 16"):
         check_length(of(folder, 17))

@@ -113,9 +113,9 @@ def test_steps_are_asked_for_where_rows_are_not_known(config: RunConfig) -> None
 
 # The damaged place, as a part of the file, comes after what the first step has prefetched, and before step 110.
 @pytest.mark.night
-@pytest.mark.parametrize(("is_counted", "place"), [(True, 0.77), (False, 0.585)])
+@pytest.mark.parametrize(("is_counted", "share"), [(True, 0.77), (False, 0.585)])
 def test_what_was_trained_is_saved_when_reading_fails(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool, place: float
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool, share: float
 ) -> None:
     monkeypatch.setattr("limba.data.sources.splits.BYTES_CHECKED", 1)
     if not is_counted:
@@ -130,15 +130,15 @@ def test_what_was_trained_is_saved_when_reading_fails(
     train(dataclasses.replace(config, train_steps=1))
 
     good = path.read_bytes()
-    bad = good.index(b"{", int(place * len(good)))
+    bad = good.index(b"{", int(share * len(good)))
     path.write_bytes(good[:bad] + b"?" + good[bad + 1 :])
     with pytest.raises(InputError, match=r"is not JSON .*What was trained, up to step \d+, is saved\."):
         train(config)
-    saved = max(int(each.name) for each in (tmp_path / "run" / "checkpoints").iterdir() if each.name.isdigit())
+    saved = max(int(entry.name) for entry in (tmp_path / "run" / "checkpoints").iterdir() if entry.name.isdigit())
     assert 1 < saved < 110
     path.write_bytes(good)
     train(config)
-    whole, found = (
+    whole, losses_now = (
         {
             record["step"]: (record["loss"], record["gradient_norm"])
             for record in read_metrics(run)
@@ -146,4 +146,4 @@ def test_what_was_trained_is_saved_when_reading_fails(
         }
         for run in (str(tmp_path / "whole"), config.model_dir)
     )
-    assert {step: found[step] for step in range(2, 111)} == {step: whole[step] for step in range(2, 111)}
+    assert {step: losses_now[step] for step in range(2, 111)} == {step: whole[step] for step in range(2, 111)}

@@ -94,7 +94,7 @@ def arguments(files: Path, model_dir: Path, *more: str) -> list[str]:
         f"--gin.CORPUS={files / 'pairs.parquet'}",
         f"--gin.COLUMN={columns}",
         f"--gin.MODEL_DIR={model_dir}",
-        *(f"--gin.{each}" for each in more),
+        *(f"--gin.{value}" for value in more),
     ]
 
 
@@ -221,8 +221,8 @@ def test_text_in_order_resumed_and_scored(
     pairs.write_text('{"inputs": "a cat", "targets": "A CAT"}\n{"inputs": "a cat", "targets": "A"}\n')
     generate.run([command[0], "--score", f"--input={pairs}", f"--output={scored}"])
     both = [json.loads(line) for line in scored.read_text().splitlines()]
-    assert [each["tokens"] for each in both] == [6, 2]
-    assert all(np.isfinite(each["log_likelihood"]) and each["log_likelihood"] < 0 for each in both)
+    assert [record["tokens"] for record in both] == [6, 2]
+    assert all(np.isfinite(record["log_likelihood"]) and record["log_likelihood"] < 0 for record in both)
     capsys.readouterr()
     evaluate.run([command[0], "--num_examples=8"])
     printed = capsys.readouterr().out
@@ -302,14 +302,14 @@ def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: P
         inputs = jnp.asarray(np.stack([row["encoder_input_tokens"] for row in rows]))
         banned = banned_mask(config.model.vocab_size, vocabulary.vocab_size, range(259, vocabulary.vocab_size))
         plan = writing.Plan(trained.network, config.generation)
-        found = writing.generate(plan, trained.params, writing.ProgramInputs(inputs, banned))
-        return list(zip(numbers, found.tokens[:, 0].tolist(), strict=True)), {"scores": found.scores[:, 0].tolist()}
+        result = writing.generate(plan, trained.params, writing.ProgramInputs(inputs, banned))
+        return list(zip(numbers, result.tokens[:, 0].tolist(), strict=True)), {"scores": result.scores[:, 0].tolist()}
 
     def scored(dataset: tf.data.Dataset) -> list:
         rows = [(number, [row[name] for name in SIDES]) for number, row in examples(dataset)]
         pairs = [tuple(ids[ids > 0] for ids in sides) for _, sides in rows]
-        found = log_likelihoods(trained.network, trained.params, trained.mesh, pairs, len(pairs))
-        return [(number, float(score)) for (number, _), score in zip(rows, found, strict=True)]
+        scores = log_likelihoods(trained.network, trained.params, trained.mesh, pairs, len(pairs))
+        return [(number, float(score)) for (number, _), score in zip(rows, scores, strict=True)]
 
     evaluator = seqio.Evaluator(
         "judged",
@@ -339,11 +339,11 @@ def test_scores_of_written_text_are_its_log_likelihood() -> None:
     inputs = tiny.batch(rows=4)["encoder_input_tokens"]
     banned = jnp.zeros(config.vocab_size, bool)
     plan = writing.Plan(model, GenerationConfig(max_tokens=7))
-    found = writing.generate(plan, params, writing.ProgramInputs(jnp.asarray(inputs), banned))
+    result = writing.generate(plan, params, writing.ProgramInputs(jnp.asarray(inputs), banned))
     mesh = tiny.mesh_of(MeshConfig(), 4)
-    pairs = [(ids[ids > 0], tokens[0]) for ids, tokens in zip(inputs, np.asarray(found.tokens), strict=True)]
+    pairs = [(ids[ids > 0], tokens[0]) for ids, tokens in zip(inputs, np.asarray(result.tokens), strict=True)]
     expected = log_likelihoods(model, params, mesh, pairs, num_rows=4)
-    np.testing.assert_allclose(found.scores[:, 0], expected, rtol=1e-4)
+    np.testing.assert_allclose(result.scores[:, 0], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_pairs_in_memory_give_the_figures_of_the_same_run_from_files(
 
     kinds = [kind for kind, *_ in seen]
     assert kinds.count("log") == sum(line["kind"] == "train" for line in figures)
-    (*_, last) = [found for kind, _, found in seen if kind == "evaluation"]
+    (*_, last) = [values for kind, _, values in seen if kind == "evaluation"]
     assert {"loss", "bits_per_byte", "chrf"} <= last.keys()
     again = limba.finetune(model, pairs, model_dir=tmp_path / "memory", steps=12)
     assert figures_of(tmp_path / "memory") == figures and again.step == tuned.step
@@ -136,9 +136,9 @@ def test_minutes_are_turned_into_steps_once(
 ) -> None:
     monkeypatch.setattr(fit, "PROBE_SECONDS", 0.0)
     for _ in range(2):
-        found = limba.pretrain(texts, minutes=0.01, model_dir=tmp_path / "run", BATCH_SIZE=8, VOCAB_SIZE=800, **SMALL)
-    assert isinstance(found.config, limba.RunConfig) and found.config.train_steps == found.step
-    assert f"{found.step:,} steps fit in 0.01 minutes." in capsys.readouterr().out
+        fitted = limba.pretrain(texts, minutes=0.01, model_dir=tmp_path / "run", BATCH_SIZE=8, VOCAB_SIZE=800, **SMALL)
+    assert isinstance(fitted.config, limba.RunConfig) and fitted.config.train_steps == fitted.step
+    assert f"{fitted.step:,} steps fit in 0.01 minutes." in capsys.readouterr().out
     assert not (tmp_path / "run" / "probe").exists() and (tmp_path / "run" / "vocabulary.model").exists()
 
 
@@ -154,13 +154,13 @@ def test_a_language_model_and_a_few_pairs(pairs: list[tuple[str, str]], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("steps", "place", "is_young"), [(1_200, None, True), (5_000, None, False), (1_200, "google/t5-v1_1-base", False)]
+    ("steps", "start", "is_young"), [(1_200, None, True), (5_000, None, False), (1_200, "google/t5-v1_1-base", False)]
 )
 def test_only_a_short_run_from_scratch_is_fine_tuned_at_the_high_rate(
-    steps: int, place: str | None, is_young: bool, tmp_path: Path, corpus: Path, vocabulary: Path
+    steps: int, start: str | None, is_young: bool, tmp_path: Path, corpus: Path, vocabulary: Path
 ) -> None:
     run = limba.RunConfig(tiny.model(), tiny.demo_data(corpus, vocabulary), str(tmp_path), train_steps=steps)
-    assert fit._is_young(dataclasses.replace(run, initial_checkpoint_path=place)) is is_young
+    assert fit._is_young(dataclasses.replace(run, initial_checkpoint_path=start)) is is_young
 
 
 @pytest.mark.parametrize(("is_decoder_only", "inputs"), [(False, 16), (True, 8)])
@@ -178,7 +178,7 @@ def test_lists_frames_and_data_sets_give_the_same_file(pairs: list[tuple[str, st
     frame = pandas.DataFrame(dictionaries).rename(columns={"inputs": "question", "targets": "answer"})
     named = {"inputs": "question", "targets": "answer"}
     expected = Rows(pairs, COLUMNS).write(str(tmp_path / "a"))
-    for given, columns in (
+    for texts_given, columns in (
         (dictionaries, COLUMNS),
         (frame, named),
         (frame[::-1][::-1], named),
@@ -186,13 +186,13 @@ def test_lists_frames_and_data_sets_give_the_same_file(pairs: list[tuple[str, st
         ([list(pair) for pair in pairs], COLUMNS),
         ((pair for pair in pairs), COLUMNS),
     ):
-        assert Rows(given, columns).write(str(tmp_path / "a")) == expected
+        assert Rows(texts_given, columns).write(str(tmp_path / "a")) == expected
     one = Rows(frame["answer"].tolist(), {"text": "text"})
     assert one.content == Rows(frame, {"text": "answer"}).content == Rows(frame["answer"], {"text": "text"}).content
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("wrong", "sentence"),
     [
         ([], r"There are no texts; give some thousands\."),
         ("data.txt", r"The texts are a str; give a list of texts, or a DataFrame; limba\.train reads files\."),
@@ -206,13 +206,13 @@ def test_lists_frames_and_data_sets_give_the_same_file(pairs: list[tuple[str, st
         (datasets.Dataset.from_dict({"body": ["A text."]}), r"The Dataset has no column 'text'; it has body"),
     ],
 )  # fmt: skip
-def test_wrong_texts_are_told(given: Any, sentence: str) -> None:
+def test_wrong_texts_are_told(wrong: Any, sentence: str) -> None:
     with pytest.raises(limba.InputError, match=sentence):
-        limba.pretrain(given)
+        limba.pretrain(wrong)
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("wrong", "sentence"),
     [
         (["A text."], r"Row 0 of the pairs is 'A text\.'; give two texts, \(input, target\)"),
         ([("a", "b", "c")], r"Row 0 of the pairs is \('a', 'b', 'c'\); give two texts"),
@@ -222,15 +222,15 @@ def test_wrong_texts_are_told(given: Any, sentence: str) -> None:
         (datasets.DatasetDict({"train": datasets.Dataset.from_dict({"a": ["b"]})}), r"or a split of a datasets"),
     ],
 )  # fmt: skip
-def test_wrong_pairs_are_told(given: Any, sentence: str) -> None:
+def test_wrong_pairs_are_told(wrong: Any, sentence: str) -> None:
     with pytest.raises(limba.InputError, match=sentence):
-        limba.finetune("nowhere", given)
+        limba.finetune("nowhere", wrong)
 
 
-@pytest.mark.parametrize("given", [None, ["a model"], Path("nowhere")])
-def test_what_is_no_model_is_told(given: Any) -> None:
+@pytest.mark.parametrize("wrong", [None, ["a model"], Path("nowhere")])
+def test_what_is_no_model_is_told(wrong: Any) -> None:
     with pytest.raises(limba.InputError, match="does not exist: looked there for a Limba run"):
-        limba.finetune(given, [("a", "b")])
+        limba.finetune(wrong, [("a", "b")])
 
 
 @pytest.mark.parametrize("network", [tiny.ENCODER, tiny.model(num_decoder_layers=0)], ids=["encoder", "T5's encoder"])

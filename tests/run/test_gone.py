@@ -75,15 +75,15 @@ def run_of(arguments: list[str]) -> Iterator[Callable[..., Run]]:  # noqa: F811
 
 def readers_of(process: subprocess.Popen) -> list[int]:
     """Returns the ids of a run's reader processes."""
-    found = []
+    children = []
     for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         try:
             command = Path(f"/proc/{child}/cmdline").read_bytes()
         except OSError:
             continue
         if b"limba.data.stream.reader" in command:
-            found.append(int(child))
-    return found
+            children.append(int(child))
+    return children
 
 
 @pytest.mark.night

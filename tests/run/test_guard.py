@@ -129,14 +129,14 @@ def test_a_poisoned_batch_is_dropped_and_its_documents_named(
 
     found_again = from_step_40(config, tmp_path / "found again", keeps_ledger=False)
     train(found_again)
-    assert [each | {"rows": []} for each in ledger_of(found_again)] == [entry | {"rows": []}]
+    assert [line | {"rows": []} for line in ledger_of(found_again)] == [entry | {"rows": []}]
     assert_same_run(found_again, config)
     resumed = from_step_40(config, tmp_path / "resumed", keeps_ledger=True)
     train(resumed)
     assert_same_run(resumed, config)
-    given = config_of(tmp_path / "given", poisoned, "skip", skip=str(tmp_path / "run" / FILE))
-    train(given)
-    assert_same_run(given, config)
+    replay = config_of(tmp_path / "given", poisoned, "skip", skip=str(tmp_path / "run" / FILE))
+    train(replay)
+    assert_same_run(replay, config)
     assert not (tmp_path / "given" / FILE).exists()
 
     # The ledger names the documents of each row, and so does a later look at the run.
@@ -161,10 +161,10 @@ def test_a_run_returns_to_the_checkpoint_before_a_spike(poisoned: Path, tmp_path
     assert len(spike["rows"]) == 8 and not before["rows"] and not after["rows"]
     (event,) = [record for record in read_metrics(config.model_dir) if record["kind"] == "event"]
     assert event["step"] == batch and event["returned_to"] in (40, 60) and event["returned_to"] < batch - 1
-    given = config_of(tmp_path / "given", poisoned, "rewind", skip=str(tmp_path / "run" / FILE))
-    given = dataclasses.replace(given, log_every_steps=7)
-    train(given)
-    assert_same_run(given, config)
+    replay = config_of(tmp_path / "given", poisoned, "rewind", skip=str(tmp_path / "run" / FILE))
+    replay = dataclasses.replace(replay, log_every_steps=7)
+    train(replay)
+    assert_same_run(replay, config)
 
 
 @pytest.mark.night

@@ -33,14 +33,14 @@ def start(program: list[str], processes: int, devices: int, **more: str) -> list
     return [
         subprocess.Popen(
             [sys.executable, *program],
-            env=given,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
             start_new_session=True,
         )
-        for given in variables(processes, PYTHONPATH=str(ROOT), **more)
+        for environment in variables(processes, PYTHONPATH=str(ROOT), **more)
     ]
 
 
@@ -90,14 +90,14 @@ def test_two_processes_of_one_device_have_the_dropout_of_one(arguments: list[str
     The rate is low, so that roundings of the sums over devices stay as small as they are in the first step: with the
     demo's own, Adafactor makes up to 1e-5 of them in four steps.
     """
-    found = []
+    by_count = []
     for processes in (1, 2):
         run = [*arguments, "--gin.config.MeshConfig.fsdp=1", "--gin.LEARNING_RATE=0.001"]
         run += [f"--gin.MODEL_DIR={tmp_path}/{processes}"]
         finish(start(["-m", "limba", "train", *run, "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=100"], processes, 1))
-        found.append(list(losses(tmp_path / str(processes)).values()))
-    assert len(found[0]) == 4
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+        by_count.append(list(losses(tmp_path / str(processes)).values()))
+    assert len(by_count[0]) == 4
+    np.testing.assert_allclose(by_count[1], by_count[0], rtol=1e-5)
 
 
 def part(arguments: list[str], directory: Path, steps: int) -> list[str]:
@@ -150,7 +150,7 @@ def leg(arguments: list[str], directory: Path, steps: int, *more: str) -> list[s
 
 @pytest.mark.night
 def test_interrupted_and_killed_processes_lose_no_batch(arguments: list[str], tmp_path: Path) -> None:
-    """Each fault is answered in time, and the losses are those of a run without faults, to the last bit."""
+    """Each fault is answered in time, and the losses equal a run's without faults, to the last bit."""
     broken = tmp_path / "broken"
     whole = tmp_path / "whole"
     limit = "--gin.config.RunConfig.host_timeout_seconds=10"

@@ -175,14 +175,18 @@ def test_without_a_network_there_is_one_sentence(hub: FileServer, monkeypatch: p
     ],
 )
 def test_every_task_that_takes_files_takes_a_hub_id(task: str, column: str | dict[str, str], hub: FileServer) -> None:
-    found = resolve_task(DataConfig(task, {"inputs": 32}, 8, "byte", data_files="me/set@v1", column=column))
-    assert isinstance(found, Task) and isinstance(found.source, HubSource) and hub_datasets(found) == ("me/set",)
-    assert len(found.source.read("train", found.source.units("train")[0], 0) or ()) == 300
+    read_task = resolve_task(DataConfig(task, {"inputs": 32}, 8, "byte", data_files="me/set@v1", column=column))
+    assert (
+        isinstance(read_task, Task)
+        and isinstance(read_task.source, HubSource)
+        and hub_datasets(read_task) == ("me/set",)
+    )
+    assert len(read_task.source.read("train", read_task.source.units("train")[0], 0) or ()) == 300
 
 
 @pytest.mark.night
 def test_a_resumed_run_reads_the_commit_that_it_began_with(hub: FileServer, tmp_path: Path, vocabulary: Path) -> None:
-    """The data set changes on the hub in between: no row differs from those of a run that never stopped."""
+    """The data set changes on the hub in between: no row differs from a run's that never stopped."""
     data = DataConfig("demo_span_corruption", {"inputs": 32}, 8, str(vocabulary), data_files="me/set@main")
     run = RunConfig(
         model=tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, mlp_dim=64, num_decoder_layers=2),

@@ -40,7 +40,7 @@ def of_slurm(count: int) -> list[dict[str, str]]:
     }  # fmt: skip
     places = [(str(i), str(i % 2), str(i // 2)) for i in range(count)]
     names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
-    return [{**shared, **dict(zip(names, place, strict=True))} for place in places]
+    return [{**shared, **dict(zip(names, values, strict=True))} for values in places]
 
 
 def of_open_mpi(count: int) -> list[dict[str, str]]:
@@ -64,8 +64,8 @@ def of_kubernetes(count: int) -> list[dict[str, str]]:
 def of_open_mpi_5(count: int) -> list[dict[str, str]]:
     """It no longer says where its first process is; all are on one host."""
     return [
-        {name: value for name, value in place.items() if name != "OMPI_MCA_orte_hnp_uri"}
-        for place in of_open_mpi(count)
+        {name: value for name, value in of_process.items() if name != "OMPI_MCA_orte_hnp_uri"}
+        for of_process in of_open_mpi(count)
     ]
 
 
@@ -77,10 +77,10 @@ def start(command: list[str], places: list[dict[str, str]], devices: int) -> lis
     (common,) = variables(1, XLA_FLAGS=xla_flags(devices), PYTHONPATH=str(ROOT))
     return [
         subprocess.Popen(
-            [sys.executable, *command], env={**common, **place}, cwd=ROOT, text=True, start_new_session=True,
+            [sys.executable, *command], env={**common, **of_process}, cwd=ROOT, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
-        for place in places
+        for of_process in places
     ]  # fmt: skip
 
 
@@ -95,13 +95,13 @@ def start(command: list[str], places: list[dict[str, str]], devices: int) -> lis
 )
 def test_two_processes_of_a_launcher_join(launcher: str, gpus: list[str]) -> None:
     """And share the GPUs of their host."""
-    places = [{**place, "GPUS": "2"} for place in LAUNCHERS[launcher](2)]
+    places = [{**of_process, "GPUS": "2"} for of_process in LAUNCHERS[launcher](2)]
     outputs = finish(start(["-c", JOIN], places, 1))
     assert [output.splitlines()[-2] for output, _ in outputs] == gpus
     assert [json.loads(output.splitlines()[-1]) for output, _ in outputs] == [[0, 1]] * 2
     lines = [[line for line in errors if line.startswith("process ")] for _, errors in outputs]
-    assert [(len(each), each[0].partition(" on ")[0]) for each in lines] == [(1, f"process {i} of 2") for i in (0, 1)]
-    assert all(each[0].endswith(", 1 x cpu") for each in lines)
+    assert [(len(line), line[0].partition(" on ")[0]) for line in lines] == [(1, f"process {i} of 2") for i in (0, 1)]
+    assert all(line[0].endswith(", 1 x cpu") for line in lines)
 
 
 @pytest.mark.long  # eleven processes, some 280 s of processor
@@ -125,6 +125,6 @@ def test_eight_devices_train_alike_however_they_are_divided(corpus: Path, vocabu
         assert list(losses(directory)) == [1, 2, 3]
         np.testing.assert_allclose(list(losses(directory).values()), list(expected.values()), rtol=1e-5)
         for index, (output, errors) in enumerate(outputs):
-            own = [line for line in output.splitlines() if line.startswith(f"process {index} of {count} on ")]
-            assert [line.rpartition(" ")[2] for line in own] == ["cpu", "ended"] and not errors, (output, errors)
+            joined = [line for line in output.splitlines() if line.startswith(f"process {index} of {count} on ")]
+            assert [line.rpartition(" ")[2] for line in joined] == ["cpu", "ended"] and not errors, (output, errors)
         assert len(json.loads((directory / "hosts.json").read_text())["processes"]) == count

@@ -64,7 +64,7 @@ def test_each_line_of_the_file_is_json_after_a_resume_and_after_a_kill(config: R
     for steps in (2, 3):
         train(dataclasses.replace(config, train_steps=steps, checkpoint=CheckpointConfig(every_steps=1)))
     before = path.read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in before].count("start") == 2  # an empty line is no JSON
+    assert [json.loads(line)["kind"] for line in before].count("start") == 2  # an empty line is not JSON
     path.write_text("\n".join(before) + '\n{"kind": "train", "st')  # as a killed run leaves it
     train(config)
     after = path.read_text().splitlines()

@@ -62,15 +62,15 @@ def test_the_tokens_of_each_corpus_are_recorded_and_shown(config: RunConfig, tmp
     whole, again = (
         [record for record in read_metrics(run.model_dir) if record["kind"] == "train"] for run in (config, resumed)
     )
-    assert [each["step"] for each in whole] == [each["step"] for each in again] == list(range(1, 9))
+    assert [record["step"] for record in whole] == [record["step"] for record in again] == list(range(1, 9))
     for one, other in zip(whole, again, strict=True):
         for corpus in ("ro", "en"):
             assert one[f"tokens/mixture_{corpus}"] == other[f"tokens/mixture_{corpus}"]
-    all_tokens = sum(each["tokens_per_second"] * each["seconds_per_step"] for each in whole)
-    found = {corpus: whole[-1][f"tokens/mixture_{corpus}"] for corpus in ("ro", "en")}
-    assert sum(found.values()) == pytest.approx(all_tokens) and 0.6 < found["ro"] / all_tokens < 0.9
+    all_tokens = sum(record["tokens_per_second"] * record["seconds_per_step"] for record in whole)
+    tokens_of = {corpus: whole[-1][f"tokens/mixture_{corpus}"] for corpus in ("ro", "en")}
+    assert sum(tokens_of.values()) == pytest.approx(all_tokens) and 0.6 < tokens_of["ro"] / all_tokens < 0.9
     text = page_of(opened(Path(resumed.model_dir)))
     assert "Tokens of each corpus" in text
-    for corpus, tokens in found.items():
+    for corpus, tokens in tokens_of.items():
         cells = rf'<th scope="row">mixture_{corpus}</th><td dir="auto">[\d.]*</td><td dir="auto">{tokens:,.0f}</td>'
         assert re.search(cells, text), corpus

@@ -55,12 +55,12 @@ def test_a_signal_at_any_moment_of_a_start_ends_it_and_loses_nothing(
         started = start(command, processes, 2 // processes, JOIN_TIMEOUT_SECONDS=str(JOIN_SECONDS))
         time.sleep((number + 1) * LAST_SECONDS / NUM_MOMENTS)
         started[-1].send_signal(signal.SIGTERM)
-        found = ends(started)
-        assert all(status in (75, -signal.SIGTERM) for status, _ in found), (number, found)
+        all_ends = ends(started)
+        assert all(status in (75, -signal.SIGTERM) for status, _ in all_ends), (number, all_ends)
         now = newest(directory)
         done = max(losses(directory), default=0)
-        assert now == max(done, saved), (number, now, done, found)  # and every step that was done is saved
-        assert list(losses(directory)) == list(range(1, done + 1)), (number, found)
+        assert now == max(done, saved), (number, now, done, all_ends)  # and every step that was done is saved
+        assert list(losses(directory)) == list(range(1, done + 1)), (number, all_ends)
         if resumed:
             saved = now
         else:

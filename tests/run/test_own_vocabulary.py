@@ -43,20 +43,20 @@ def limba(environment: dict[str, str], *command: str) -> subprocess.CompletedPro
 @pytest.mark.night
 def test_a_run_of_the_hubs_tokenizer_is_used_without_the_hub(vocabulary: Path, tmp_path: Path) -> None:
     """gin/en_ms_published.gin, whose task's tokenizer is hf://…; each command is a process of its own."""
-    place = tmp_path / "served" / "mesolitica" / "nanot5-base-malaysian-cased" / "main"
-    place.mkdir(parents=True)
-    (place / "tokenizer.json").write_text(tokenizer_json(str(vocabulary)))
+    folder = tmp_path / "served" / "mesolitica" / "nanot5-base-malaysian-cased" / "main"
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_text(tokenizer_json(str(vocabulary)))
     corpus = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "validation")}
     for path in corpus.values():
         pairs = [{"en": f"the house is {n}", "ms": f"rumah itu {n}"} for n in range(64)]
         Path(path).write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    chosen = [f"--gin.{each}" for each in (*SET, f"CORPUS={corpus}")]
+    chosen = [f"--gin.{value}" for value in (*SET, f"CORPUS={corpus}")]
     train = ["train", "gin/en_ms_published.gin", f"--gin.MODEL_DIR={tmp_path}/run", *chosen]
     with hub(tmp_path / "served") as (_, environment):
         trained = limba(environment, *train, "--gin.TRAIN_STEPS=2")
     assert trained.returncode == 0, trained.stderr[-3000:]
     (copy,) = (tmp_path / "run").glob("vocabulary-*")
-    assert copy.read_bytes() == (place / "tokenizer.json").read_bytes() and copy.suffix == ".json"
+    assert copy.read_bytes() == (folder / "tokenizer.json").read_bytes() and copy.suffix == ".json"
 
     # The hub does not answer any more, and nothing is in its cache.
     environment["HF_HOME"] = str(tmp_path / "empty")
@@ -97,11 +97,13 @@ def test_each_vocabulary_of_a_task_is_kept(vocabulary: Path, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     shutil.copy(vocabulary, "in.model")
     Path("out.json").write_text(tokenizer_json(str(vocabulary)))
-    own = {"inputs": seqio.SentencePieceVocabulary("in.model", 50), "targets": TokenizersVocabulary("out.json")}
+    of_sides = {"inputs": seqio.SentencePieceVocabulary("in.model", 50), "targets": TokenizersVocabulary("out.json")}
     source = seqio.TextLineDataSource({"train": str(tmp_path / "a.txt")})
-    task = seqio.Task("kept", source, {name: seqio.Feature(each, required=False) for name, each in own.items()}, [])
+    task = seqio.Task(
+        "kept", source, {name: seqio.Feature(kept, required=False) for name, kept in of_sides.items()}, []
+    )
     monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, "kept", task)
-    names = [content_name(each) for each in own.values()]
+    names = [content_name(kept) for kept in of_sides.values()]
     config = DataConfig("kept", {"inputs": 16, "targets": 16}, 8)
     run = tmp_path / "run"
     run.mkdir()
@@ -117,14 +119,14 @@ def test_each_vocabulary_of_a_task_is_kept(vocabulary: Path, tmp_path: Path, mon
         Path(path).unlink()
     moved = shutil.move(run, tmp_path / "moved")
     resolved = resolve_task(config, str(moved))
-    found = [resolved.output_features[side].vocabulary for side in own]
-    assert [content_name(each) for each in found] == names
-    assert found[0].extra_ids == 50 and copies_of(resolved) == str(moved)
-    given = DataConfig("kept", {"inputs": 16, "targets": 16}, 8, vocabulary="in.model", extra_ids=50)
-    features = resolve_task(given, str(moved)).output_features.values()
+    loaded = [resolved.output_features[side].vocabulary for side in of_sides]
+    assert [content_name(kept) for kept in loaded] == names
+    assert loaded[0].extra_ids == 50 and copies_of(resolved) == str(moved)
+    data_config = DataConfig("kept", {"inputs": 16, "targets": 16}, 8, vocabulary="in.model", extra_ids=50)
+    features = resolve_task(data_config, str(moved)).output_features.values()
     assert {content_name(feature.vocabulary) for feature in features} == {names[0]}
     with pytest.raises(InputError, match="in.model does not exist"):
-        resolve_task(given)
+        resolve_task(data_config)
 
 
 def test_what_lies_in_the_directory_or_is_bytes_has_no_copy(vocabulary: Path, tmp_path: Path) -> None:

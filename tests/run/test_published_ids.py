@@ -78,8 +78,8 @@ def tokenizer_of(kind: str, style: str) -> Any:
 def saved(folder: Path, kind: str, style: str) -> Any:
     """Saves a folder; of T5s with half as large weights.
 
-    With those of `model_of`, gradients of a T5, whose scores are not divided by sqrt(C), are not determined in float32:
-    torch's own differ from those in float64 by 4e-4 of the largest, and by 2e-6 with half as large weights.
+    With the weights of `model_of`, gradients of a T5, whose scores are not divided by sqrt(C), are not determined in
+    float32: torch's own differ from those in float64 by 4e-4 of the largest, and by 2e-6 with half as large weights.
     """
     more = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False} if kind == "t5_1_1" else {}
     model = folders.saved(folder, kind.removesuffix("_1_1"), tokenizer_of(kind, style), **more)
@@ -182,14 +182,14 @@ def in_torch(model: Any, batch: Mapping[str, np.ndarray]) -> tuple[float, float,
     total = torch.zeros(())
     weight = 0.0
     for example in examples_of(batch):
-        given = {"input_ids": torch.tensor([example["decoder_input_tokens"]])}
+        inputs = {"input_ids": torch.tensor([example["decoder_input_tokens"]])}
         if "encoder_input_tokens" in example:
-            given = {"input_ids": torch.tensor([example["encoder_input_tokens"]])} | {
-                "decoder_input_ids": given["input_ids"]
+            inputs = {"input_ids": torch.tensor([example["encoder_input_tokens"]])} | {
+                "decoder_input_ids": inputs["input_ids"]
             }
-        given["attention_mask"] = torch.ones_like(given["input_ids"])
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         nats = torch.nn.functional.cross_entropy(
-            model(**given).logits[0], torch.tensor(example["decoder_target_tokens"]), reduction="none"
+            model(**inputs).logits[0], torch.tensor(example["decoder_target_tokens"]), reduction="none"
         )
         weights = torch.tensor(example["decoder_loss_weights"], dtype=torch.float32)
         total = total + (nats * weights).sum()
@@ -219,7 +219,7 @@ def check_first_batch(config: RunConfig, model: Any) -> dict[str, np.ndarray]:
 
 
 def check_ids(config: RunConfig, folder: Path) -> None:
-    """Compares the stream's ids with those of AutoTokenizer, and the rows with its ids of the corpus's text."""
+    """Compares the stream's ids with AutoTokenizer's, and the rows with its ids of the corpus's text."""
     vocabulary = resolve_task(config.data).output_features["targets"].vocabulary
     assert isinstance(vocabulary, StreamVocabulary)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -255,7 +255,7 @@ def compare_run(config: RunConfig, kind: str, directory: Path) -> None:
         assert (before / name).exists() == (folder / name).exists(), name
         if (before / name).exists():
             assert (before / name).read_bytes() == (folder / name).read_bytes(), name
-    published, written = (json.loads((place / "config.json").read_text()) for place in (before, folder))
+    published, written = (json.loads((model_folder / "config.json").read_text()) for model_folder in (before, folder))
     assert _ids_of(published) == _ids_of(written)
     for size in ("vocab_size", "max_position_embeddings"):  # the rows of the run are shorter
         assert written.get(size) == published.get(size), size
@@ -268,8 +268,8 @@ def compare_run(config: RunConfig, kind: str, directory: Path) -> None:
         compare_texts(run, model, theirs)
 
 
-def _ids_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in about.items() if key.endswith("_token_id")}
+def _ids_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key.endswith("_token_id")}
 
 
 @pytest.mark.parametrize(("kind", "style"), LANDING)
@@ -341,12 +341,12 @@ def test_pairs_are_those_of_transformers(kind: str, style: str, tmp_path: Path) 
         if read is None:
             text = example["decoder_input_tokens"]
             weights = np.array(example["decoder_loss_weights"])
-            place = int(np.flatnonzero(weights)[0])
-            read = text[: place + 1]
-            written = written[place:]
-        given, wanted = (theirs.decode(ids, skip_special_tokens=True).strip() for ids in (read, written))
-        assert given.startswith("Line ") and wanted == f"told {given.split()[1]} times"
-        framed = theirs(given).input_ids
+            first = int(np.flatnonzero(weights)[0])
+            read = text[: first + 1]
+            written = written[first:]
+        input_text, wanted = (theirs.decode(ids, skip_special_tokens=True).strip() for ids in (read, written))
+        assert input_text.startswith("Line ") and wanted == f"told {input_text.split()[1]} times"
+        framed = theirs(input_text).input_ids
         if not is_t5:
             framed = [*([] if special.before else [special.first]), *framed, special.end]
         assert read == framed
@@ -377,7 +377,8 @@ def test_rows_of_a_t5_begin_with_its_tokenizers_template(objective: str, tmp_pat
     saved(tmp_path / "folder", "t5", "roberta")
     config = run_of(tmp_path / "folder", "t5", tmp_path, objective=objective)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
-    begin, end = theirs.bos_token_id, theirs.eos_token_id
+    begin = theirs.bos_token_id
+    end = theirs.eos_token_id
     assert theirs("a text").input_ids[0] == begin
     task = resolve_task(config.data)
     lengths = derive_lengths(task, config.data.task_feature_lengths)
@@ -417,7 +418,7 @@ def test_a_run_with_published_ids_resumes_bit_for_bit(tmp_path: Path) -> None:
     limba.train(dataclasses.replace(config, train_steps=10))
     shutil.rmtree(tmp_path / "folder")  # its own copy is enough to go on
     limba.train(config)
-    first, second = (limba.load(each.model_dir) for each in (whole, config))
+    first, second = (limba.load(run.model_dir) for run in (whole, config))
     assert first.step == second.step == 20
     for one, other in zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -431,12 +432,12 @@ def test_preflight_and_inspect_show_published_ids(tmp_path: Path) -> None:
     section = vocabulary(config, task, derive_lengths(task, config.data.task_feature_lengths))
     assert {line.level for line in section.lines} == {"ok"}
     assert section.data["special_ids"] == {"pad": None, "eos": 2, "unk": 0}
-    found = inspect_task(task, "train", 60, 4_000, is_sequence=True)
+    inspection = inspect_task(task, "train", 60, 4_000, is_sequence=True)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
-    text = found.documents[0].decode()
+    text = inspection.documents[0].decode()
     ids = theirs(text, add_special_tokens=False).input_ids
-    assert found.document_tokens[0] == len(ids)
-    assert found.examples[0]["targets"].tolist() == [*ids, 2][:60]  # after the start that the model reads
+    assert inspection.document_tokens[0] == len(ids)
+    assert inspection.examples[0]["targets"].tolist() == [*ids, 2][:60]  # after the start that the model reads
 
 
 def test_what_cannot_be_trained_with_published_ids_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
     optimizer_config,
+    saved_config,
 )
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
@@ -115,11 +116,13 @@ def test_what_was_trained_is_saved_in_all_processes(
     """One of them finds the damage, all save after the same step; after the repair the losses are a whole run's."""
     whole = tmp_path / "whole"
     broken = tmp_path / "broken"
-    place = corpus.read_bytes().index(b"{", int(DAMAGED * corpus.stat().st_size))
-    program = ["-c", PROGRAM, write_config(whole, corpus, 1), write_config(broken, corpus, readers), str(place)]
-    found = finish(start(program, num_processes, 2 // num_processes))
-    sentences = [re.findall(r"ENDED .* What was trained, up to step (\d+), is saved\.", output) for output, _ in found]
+    offset = corpus.read_bytes().index(b"{", int(DAMAGED * corpus.stat().st_size))
+    program = ["-c", PROGRAM, write_config(whole, corpus, 1), write_config(broken, corpus, readers), str(offset)]
+    all_ends = finish(start(program, num_processes, 2 // num_processes))
+    sentences = [
+        re.findall(r"ENDED .* What was trained, up to step (\d+), is saved\.", output) for output, _ in all_ends
+    ]
     (step,) = {int(step) for steps in sentences for step in steps}
-    assert all(len(steps) == 1 for steps in sentences) and "is not JSON" in "".join(output for output, _ in found)
+    assert all(len(steps) == 1 for steps in sentences) and "is not JSON" in "".join(output for output, _ in all_ends)
     assert 1 < step < NUM_STEPS and (broken / "checkpoints" / str(step)).is_dir()
     assert figures(broken) == figures(whole) and len(figures(whole)) == NUM_STEPS

@@ -42,8 +42,8 @@ class Block(NamedTuple):
 
 
 def blocks(*languages: str) -> list[Block]:
-    found = [Block(*match) for match in FENCED.findall(readme.README.read_text())]
-    return [block for block in found if not languages or block.language in languages]
+    all_blocks = [Block(*match) for match in FENCED.findall(readme.README.read_text())]
+    return [block for block in all_blocks if not languages or block.language in languages]
 
 
 def checkout(folder: Path) -> Path:
@@ -124,13 +124,13 @@ def test_the_pictures_are_shown_and_small() -> None:
 
 
 def test_the_repository_s_address_is_written_once_or_nowhere() -> None:
-    about = (ROOT / "pyproject.toml").read_text()
-    address = tomllib.loads(about)["project"].get("urls", {}).get("Repository")
+    text = (ROOT / "pyproject.toml").read_text()
+    address = tomllib.loads(text)["project"].get("urls", {}).get("Repository")
     (first, *_) = blocks("bash")
     if address:
         assert first.text.startswith(f"git clone {address} limba && cd limba\n")
         return
-    assert '# [project.urls]\n# Repository = ""\n' in about and "clone of this repository" in readme.README.read_text()
+    assert '# [project.urls]\n# Repository = ""\n' in text and "clone of this repository" in readme.README.read_text()
     pages = [readme.README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("start*.md")]
     assert not [page.name for page in pages if "git clone" in page.read_text() or "ADDRESS" in page.read_text()]
 
@@ -162,7 +162,7 @@ def test_the_numbers_are_those_that_were_recorded() -> None:
 
 
 def test_the_demo_prints_25_rows() -> None:
-    """Of 80 columns, beside those of progress, as recorded; at night as it prints them."""
+    """At most 80 columns, but for lines of progress, as recorded; at night as it prints them."""
     assert readme.num_rows(readme.record()["printed"]) <= readme.MOST_ROWS
 
 
@@ -205,23 +205,23 @@ def test_a_proposal_has_its_numbers() -> None:
 @pytest.mark.night
 def test_readme_runs_as_pasted_from_a_clone(tmp_path: Path) -> None:
     """All blocks in their order in one shell: the demo whole, a run of one's own shortened to 20 steps."""
-    place = checkout(tmp_path / "limba")
-    printed = paste(blocks("bash", "python"), place)
+    clone = checkout(tmp_path / "limba")
+    printed = paste(blocks("bash", "python"), clone)
     assert "== The ___ returns a list.\n1. " in printed
     lines = printed.partition("== block 2\n")[0].splitlines()
-    begins, ends = (next(place for place, line in enumerate(lines) if line.startswith(words)) for words in SHOWN)
-    rows = [line.replace(f"{place}/", "") for line in lines[begins : ends + 1] if " | ETA " not in line]
+    begins, ends = (next(number for number, line in enumerate(lines) if line.startswith(words)) for words in SHOWN)
+    rows = [line.replace(f"{clone}/", "") for line in lines[begins : ends + 1] if " | ETA " not in line]
     assert readme.num_rows(rows) <= readme.MOST_ROWS, rows
     for line in readme.shown():
         other = readme.shown_of(line, lines)
         assert other is not None, (line, lines)
-        for shown, found in zip(readme.NUMBER.findall(line), readme.NUMBER.findall(other), strict=True):
+        for shown, actual in zip(readme.NUMBER.findall(line), readme.NUMBER.findall(other), strict=True):
             is_percentage = f"{shown}%" in line
             tolerance = POINTS if is_percentage else LOSSES * float(shown)
-            assert float(found) == pytest.approx(float(shown), abs=tolerance), (line, other)
+            assert float(actual) == pytest.approx(float(shown), abs=tolerance), (line, other)
     assert readme.hits(lines) > readme.floor(lines) + 8
-    assert len(list(place.glob("runs/mine_*/huggingface/step_20/model.safetensors"))) == 1
-    assert (place / "folder" / "model.safetensors").is_file()
+    assert len(list(clone.glob("runs/mine_*/huggingface/step_20/model.safetensors"))) == 1
+    assert (clone / "folder" / "model.safetensors").is_file()
 
 
 @pytest.mark.night
@@ -229,15 +229,15 @@ def test_readme_runs_as_pasted_after_pip_install(tmp_path: Path, wheel: Path) ->
     """What the text names for an installed Limba, in an empty folder with a text: all blocks but the demo's."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     programs(tmp_path / "bin", tmp_path / "site")
-    place = tmp_path / "empty"
-    (place / "data").mkdir(parents=True)
-    prose_corpus(place / "data" / "a.jsonl")
-    own, python = blocks("bash", "python")[1:]
-    copied, _, rest = own.text.partition("\n")
+    folder = tmp_path / "empty"
+    (folder / "data").mkdir(parents=True)
+    prose_corpus(folder / "data" / "a.jsonl")
+    install, python = blocks("bash", "python")[1:]
+    copied, _, rest = install.text.partition("\n")
     assert copied.startswith("mkdir -p data && cp runs/demo/")  # in its place: a text of one's own
-    printed = paste([Block("bash", rest), python], place, f"{tmp_path}/bin:")
-    assert "== block 2" in printed and (place / "folder" / "model.safetensors").is_file()
-    assert len(list(place.glob("runs/mine_*/huggingface/step_20/model.safetensors"))) == 1
+    printed = paste([Block("bash", rest), python], folder, f"{tmp_path}/bin:")
+    assert "== block 2" in printed and (folder / "folder" / "model.safetensors").is_file()
+    assert len(list(folder.glob("runs/mine_*/huggingface/step_20/model.safetensors"))) == 1
 
 
 @pytest.mark.night

@@ -45,7 +45,7 @@ def trained(directory: Path, run: str, processes: int, *flags: str) -> str:
 
 
 def check_resumes(name: str, step: int, last_step: int, processes: int, directory: Path) -> None:
-    """Resumes a copy of a recorded run: weights, optimizer and step are those of its checkpoint, the text begins anew.
+    """Resumes a copy of a recorded run: weights, optimizer and step come from its checkpoint, the text begins anew.
 
     So it is as a run that begins with this checkpoint and reads from the beginning.
     """
@@ -80,7 +80,9 @@ def test_a_recorded_run_of_two_processes_is_resumed_by_one(tmp_path: Path) -> No
     check_resumes("run_of_two", 8, 16, processes=1, directory=tmp_path)
 
 
-ORDERED, SAVED, LAST = GOLDEN / "run_of_order_1", 8, 16
+ORDERED = GOLDEN / "run_of_order_1"
+SAVED = 8
+LAST = 16
 
 
 @pytest.mark.parametrize(
@@ -92,17 +94,18 @@ def test_a_run_of_this_order_reads_on_where_it_was(processes: int, tmp_path: Pat
     shutil.copyfile(GOLDEN / "run" / "corpus.jsonl", tmp_path / "corpus.jsonl")
     said = trained(tmp_path, "run", processes)
     assert f"resumes at step {SAVED}" in said and "begins anew" not in said
-    found, expected = losses_of(tmp_path / "run"), losses_of(ORDERED / "whole")
-    assert list(found) == list(range(SAVED + 1, LAST + 1))
-    for step, loss in found.items():
+    losses_now = losses_of(tmp_path / "run")
+    expected = losses_of(ORDERED / "whole")
+    assert list(losses_now) == list(range(SAVED + 1, LAST + 1))
+    for step, loss in losses_now.items():
         # One process adds up the rows of two devices in another order.
         assert loss == pytest.approx(expected[step], rel=0 if processes == 2 else 1e-6), step
 
 
 def record() -> None:
     """Trains the recorded run, and keeps what it had at step SAVED."""
-    with tempfile.TemporaryDirectory() as place:
-        directory = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
         shutil.copyfile(GOLDEN / "run" / "corpus.jsonl", directory / "corpus.jsonl")
         (directory / "run").mkdir()
         shutil.copyfile(GOLDEN / "run_of_two" / "run" / "config.gin", directory / "run" / "config.gin")

@@ -125,10 +125,10 @@ def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
     for step in (2, 6):
         out = tmp_path / f"branch from {step}"
         limba_("branch", whole, f"--decay={7 - step}", f"--step={step}", "--shape=constant", f"--output={out}")
-        assert figures(out) == {at: each for at, each in figures(whole).items() if at > step}
+        assert figures(out) == {at: record for at, record in figures(whole).items() if at > step}
         assert_same(whole, out, 7)
 
-    # Stages that a branch sets are those of a run that had them from the start.
+    # Stages that a branch sets work as if the run had had them from the start.
     plain = tmp_path / "plain"
     limba_(*flags(corpus, plain, "TRAIN_STEPS=3"))
     assert_same(plain, whole, 3)
@@ -136,7 +136,7 @@ def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
     out = tmp_path / "set"
     branch = ["branch", plain, "--decay=4", "--step=3", "--shape=constant", f"--output={out}"]
     limba_(*branch, f"--gin.{STAGES}")
-    assert figures(out) == {at: each for at, each in figures(whole).items() if at > 3}
+    assert figures(out) == {at: record for at, record in figures(whole).items() if at > 3}
     assert_same(whole, out, 7)
 
     # The stages before the checkpoint belong to it.
@@ -156,8 +156,11 @@ def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
 def ledger(run: Path, step: int) -> dict[int, tuple[object, ...]]:
     """What the data positions of a checkpoint say of the batches and tokens of each stage, by shard."""
     positions = limba_checkpoint.positions_in(epath.Path(run / "checkpoints" / str(step)))
-    saved = {shard: positions_module.opened(each, shard) for shard, each in positions.items()}
-    return {shard: (each.place.batch, each.place.tokens, each.stage) for shard, each in saved.items()}
+    saved = {shard: positions_module.opened(position, shard) for shard, position in positions.items()}
+    return {
+        shard: (saved_position.place.batch, saved_position.place.tokens, saved_position.stage)
+        for shard, saved_position in saved.items()
+    }
 
 
 @pytest.mark.night
@@ -174,8 +177,8 @@ def test_two_processes_change_the_stage_like_one(
         limba_(*flags(corpus, directory, "TRAIN_STEPS=7", *same))
     assert list(figures(two)) == [1, 2, 3, 4] and list(figures(alone)) == list(figures(one)) == list(range(1, 8))
     for directory in (two, alone):
-        for step, each in figures(directory).items():
-            assert figures(one)[step] == pytest.approx(each, rel=1e-3)  # of 2 devices, and of 8
+        for step, values in figures(directory).items():
+            assert figures(one)[step] == pytest.approx(values, rel=1e-3)  # of 2 devices, and of 8
     for step in (3, 4):
         assert ledger(two, step) == ledger(one, step) and set(ledger(one, step)) == {0, 1}
     assert ledger(alone, 7) == ledger(one, 7) and last_tokens(alone) == last_tokens(one)
@@ -185,7 +188,7 @@ def test_two_processes_change_the_stage_like_one(
 def test_the_guard_rewinds_across_a_boundary_and_the_documents_are_found(
     poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The poisoned documents are those of the third batch of the second stage, that of step 57."""
+    """The poisoned documents are in the third batch of the second stage, step 57's."""
     texts = [json.loads(line)["text"] for line in poisoned.read_text().splitlines()]
     bad = [texts[number] for number in guarded.POISONED]
     clean = [text for text in texts if text not in bad]
@@ -206,11 +209,11 @@ def test_the_guard_rewinds_across_a_boundary_and_the_documents_are_found(
         assert "The run has returned to step 40 and passes over" in capsys.readouterr().out
         entries = guarded.ledger_of(config)
         assert any(entry["batch"] == 57 and entry["data_batch"] == 57 and entry["rows"] for entry in entries)
-        given = guarded.config_of(
+        replay = guarded.config_of(
             tmp_path / "given", words, "rewind", stages=stages, skip=str(tmp_path / "run" / guarded.FILE)
         )
-        train(given)
-        guarded.assert_same_run(given, config)
+        train(replay)
+        guarded.assert_same_run(replay, config)
 
         documents = documents_of_step(config.model_dir, 57, stood_out=True)
         assert {document.text for row in documents for document in row.documents} == set(bad)
@@ -232,7 +235,7 @@ def test_stages_that_cannot_be_are_refused_before_the_compile(poisoned: Path, tm
             ("no_such_task", "DataConfig.stages names, from step 5 on, what is 'no_such_task', and no task"),
             (
                 "unlike_stage",
-                r"DataConfig.stages names unlike_stage from step 5 on, whose rows of \{.*are not like those",
+                r"DataConfig.stages names unlike_stage from step 5 on, whose rows of \{.*differ from those in",
             ),
             ("absent_stage", "absent.txt"),
         ):

@@ -114,8 +114,8 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
 
     run = epath.Path(config.model_dir)
     source = Source(str(run), run, {40: run / "checkpoints" / "40"}, "Limba", model=config.model, run=config)
-    about = CardConfig("ro", "apache-2.0", "user/corpus", "2 cores", thank_trc=True)
-    write_card(tmp_path, source, 40, Form(("pytorch",)), ["proved"], about)
+    card_config = CardConfig("ro", "apache-2.0", "user/corpus", "2 cores", thank_trc=True)
+    write_card(tmp_path, source, 40, Form(("pytorch",)), ["proved"], card_config)
     written = (tmp_path / "README.md").read_text()
     listed = huggingface_hub.ModelCard.load(tmp_path / "README.md").data  # as the hub reads it
     assert (listed.language, listed.datasets, listed.license) == (["ro"], ["user/corpus"], "apache-2.0")
@@ -164,10 +164,10 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
     wider = changed(config, model=dataclasses.replace(config.model, mlp_dim=256))
     with pytest.raises(
         InputError,
-        match=r"another model: decoder/layers/mlp/wi_0/kernel is .*128.* in the checkpoint and .*256.* in this run",
+        match=r"a different model: decoder/layers/mlp/wi_0/kernel is .*128.* in the checkpoint and .*256.* in this run",
     ):
         train(wider)
-    with pytest.raises(InputError, match=r"another optimizer: .*absent"):
+    with pytest.raises(InputError, match=r"a different optimizer: .*absent"):
         train(changed(config, optimizer=optimizer_config("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=2))))
     with pytest.raises(InputError, match="RunConfig.train_steps is 3, and the checkpoint is at step 4"):
         train(changed(config, train_steps=3))
@@ -218,8 +218,10 @@ def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     assert ended["step"] == steps[-1] == len(steps) < 100
     assert ended["validation"]["loss"] > 0
     name = "epochs/demo_span_corruption"
-    found = [record[name] for record in read_metrics(config.model_dir) if record["kind"] == "train" and name in record]
-    assert found == sorted(found) and all(0 < epochs <= 1 for epochs in found)
+    epochs_told = [
+        record[name] for record in read_metrics(config.model_dir) if record["kind"] == "train" and name in record
+    ]
+    assert epochs_told == sorted(epochs_told) and all(0 < epochs <= 1 for epochs in epochs_told)
     assert (Path(config.model_dir) / "checkpoints" / str(steps[-1])).is_dir()
 
 

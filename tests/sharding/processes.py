@@ -93,12 +93,12 @@ def xla_flags(devices: int = 1) -> str:
 
 def variables(count: int, **more: str) -> list[dict[str, str]]:
     """The environment of each process of a run on CPU."""
-    given = {name: value for name, value in os.environ.items() if name not in ("COORDINATOR_ADDRESS",)}
-    given |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), **more}
+    environment = {name: value for name, value in os.environ.items() if name not in ("COORDINATOR_ADDRESS",)}
+    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(), **more}
     if count == 1:
-        return [given]
+        return [environment]
     joined = {"COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "NUM_PROCESSES": str(count), **more}
-    return [{**given, **joined, "PROCESS_ID": str(index)} for index in range(count)]
+    return [{**environment, **joined, "PROCESS_ID": str(index)} for index in range(count)]
 
 
 class Processes:

@@ -1,4 +1,4 @@
-"""What processes compare, and how an error of one ends all: with threads in the place of processes, then real ones."""
+"""What processes compare, and how an error of one ends all: with threads for processes, then real ones."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from limba.sharding import agreement, consistency
 from tests.sharding.processes import free_port, xla_flags
 
 ROOT = Path(__file__).resolve().parents[2]
-GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # the line of a process, beside those of its libraries
+GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # a process's own lines, not its libraries'
 JOINED = re.compile(r"^process \d of 2 on .*\n", re.MULTILINE)  # which each process prints once
 
 
@@ -43,7 +43,7 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable:
 
     def run(num: int, work: Callable[[int], object]) -> list[object]:
         address = f"127.0.0.1:{free_port()}"
-        found = [None] * num
+        results = [None] * num
         service = _jax.get_distributed_runtime_service(address, num)
 
         def one(process: int) -> None:
@@ -53,9 +53,9 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable:
             state.num_processes = num
             state.process_id = process
             try:
-                found[process] = work(process)
+                results[process] = work(process)
             except Exception as error:  # noqa: BLE001  compared by the test
-                found[process] = error
+                results[process] = error
             client.shutdown()
 
         threads = [threading.Thread(target=one, args=(process,)) for process in range(num)]
@@ -65,7 +65,7 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable:
             thread.join(60)
             assert not thread.is_alive(), "nothing hangs"
         service.shutdown()
-        return found
+        return results
 
     return run
 
@@ -78,9 +78,9 @@ def test_all_processes_end_with_the_same_sentence(in_processes: Callable, num: i
     def differing(process: int) -> None:
         consistency.check_alike(lambda: {**facts, "a": "2"} if process == 1 else facts)
 
-    found = in_processes(num, differing)
-    assert all(isinstance(error, InputError) for error in found)
-    (said,) = {str(error) for error in found}
+    errors = in_processes(num, differing)
+    assert all(isinstance(error, InputError) for error in errors)
+    (said,) = {str(error) for error in errors}
     assert "process 1 has a 2, process 0 has 1;" in said
 
 
@@ -99,8 +99,8 @@ def test_an_error_of_one_ends_all_with_its_exit_status(in_processes: Callable) -
         (StorageError("Full."), StorageError, "Full."),
         (KeyError("bug"), InputError, "Process 1 cannot go on: KeyError, 'bug'; its own output says more."),
     ):
-        first, own, other = in_processes(3, work(raised))
-        assert own is raised
+        first, of_second, other = in_processes(3, work(raised))
+        assert of_second is raised
         assert type(first) is type(other) is kind and part in str(first) and str(first) == str(other)
 
 
@@ -114,11 +114,11 @@ def test_one_that_does_not_come_is_named(in_processes: Callable) -> None:
             if process == 1:
                 raise failed
 
-    first, own, _ = in_processes(3, work)
+    first, of_second, _ = in_processes(3, work)
     assert isinstance(first, RestartError) and str(first).startswith(
         "Process 2 gave no answer within 0 s: it has ended"
     )
-    assert own is failed  # its own error says more than that another is missing
+    assert of_second is failed  # its own error says more than that another is missing
 
     def without_first(process: int) -> None:
         if process:
@@ -229,7 +229,7 @@ def two(runs: list[list], roots: tuple[Path, Path] = (ROOT, ROOT)) -> list[tuple
     ]
 
 
-# One path on all hosts, another folder on each: that of the process's current directory.
+# One path on all hosts, another folder on each, in the process's current directory.
 HERE = "/proc/self/cwd/corpus"
 
 
@@ -285,9 +285,9 @@ def test_two_processes_that_differ_end_before_anything_is_compiled(
         f"process 1 has MODEL_DIR '{tmp_path / 'run'}', process 0 has '{tmp_path / 'a'}'",
         "process 1 does not see what process 0 writes",
     ]
-    for part, own, other in zip(said, first[1], second[1], strict=False):
-        assert part in own and part in other, (own, other)
-        assert own.count("\n") == 0
+    for part, of_first, other in zip(said, first[1], second[1], strict=False):
+        assert part in of_first and part in other, (of_first, other)
+        assert of_first.count("\n") == 0
     assert (tmp_path / "run" / "checkpoints" / "2").exists()
 
 

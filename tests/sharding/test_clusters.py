@@ -47,7 +47,7 @@ def given(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "place"),
+    ("variables", "membership"),
     [
         ({}, None),
         (EXPLICIT, Membership(FOUND, "first:99", 4, 3)),
@@ -71,10 +71,10 @@ def given(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_place_of_a_process_is_found(
-    variables: dict[str, str], place: Membership | None, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], membership: Membership | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given(variables, monkeypatch)
-    assert find() == place
+    assert find() == membership
 
 
 @pytest.mark.parametrize(

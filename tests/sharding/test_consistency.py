@@ -30,13 +30,13 @@ RUN = RunConfig(
 def test_a_field_is_named_with_both_values() -> None:
     schedule = ScheduleConfig(base_learning_rate=0.1)
     other = dataclasses.replace(RUN, optimizer=optimizer_config(schedule=schedule), train_steps=200)
-    first, own = (consistency.fields_of(config) for config in (RUN, other))
-    found = consistency.differing(own, first)
-    assert found == {
+    first, own_fields = (consistency.fields_of(config) for config in (RUN, other))
+    differences = consistency.differing(own_fields, first)
+    assert differences == {
         "ScheduleConfig.base_learning_rate": ("0.1", "1.0"),
         "RunConfig.train_steps": ("200", "100"),
     }
-    said = consistency.sentence([{}, found])
+    said = consistency.sentence([{}, differences])
     assert "process 1 has ScheduleConfig.base_learning_rate 0.1, process 0 has 1.0" in said
     assert said.count("\n") == 0 and said.endswith("on every worker.")
 
@@ -62,8 +62,8 @@ def test_each_field_has_one_name_and_those_that_are_free_have_none() -> None:
 
 def test_what_is_absent_and_who_it_is_are_said() -> None:
     first = {"the corpus part a of t": "", "jax": "0.10.2", "x": "1", "y": "1"}
-    found = consistency.differing({"the corpus part b of t": "", "jax": "0.10.2", "x": "2", "y": "2"}, first)
-    said = consistency.sentence([{}, found, found, {"x": ("3", "1")}])
+    differences = consistency.differing({"the corpus part b of t": "", "jax": "0.10.2", "x": "2", "y": "2"}, first)
+    said = consistency.sentence([{}, differences, differences, {"x": ("3", "1")}])
     assert "processes 1 and 2 have the corpus part b of t, which process 0 does not have" in said
     assert "processes 1 and 2 have x 2, process 0 has 1; process 3 has x 3, process 0 has 1" in said
     assert "and 2 more differences" in said
@@ -73,9 +73,9 @@ def test_what_is_absent_and_who_it_is_are_said() -> None:
 
 
 def test_code_is_compared_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = consistency.code()
-    assert {f"{name} with content" for name in ("limba/run.py", "tasks/ro.py")} <= set(found)
-    assert not [name for name in found if "__pycache__" in name]
+    contents = consistency.code()
+    assert {f"{name} with content" for name in ("limba/run.py", "tasks/ro.py")} <= set(contents)
+    assert not [name for name in contents if "__pycache__" in name]
     module = tmp_path / "mine_of_the_user.py"
     module.write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)

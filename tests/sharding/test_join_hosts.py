@@ -62,17 +62,17 @@ def test_two_processes_gather_decide_and_compile_together(tmp_path: Path) -> Non
     started = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(tmp_path / "file"), str(tmp_path / "run")],
-            env=given,
+            env=environment,
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for given in variables(2)
+        for environment in variables(2)
     ]
     outputs = [process.communicate(timeout=120)[0] for process in started]
     printed = [json.loads(output.splitlines()[-1]) for output in outputs]
     assert [total for total, *_ in printed] == [25.0] * 2
-    said = [each for _, each, *_ in printed]
+    said = [line for _, line, *_ in printed]
     assert [mine_is_none for mine_is_none, *_ in said] == [False, True] and said[0][1:] == said[1][1:]
     assert said[1][1].startswith(f"Another process uses {tmp_path}/run now (process {started[0].pid} on ")
     assert said[1][2].startswith(f"{tmp_path}/file/file/lease cannot be written (Not a directory)")
@@ -81,7 +81,7 @@ def test_two_processes_gather_decide_and_compile_together(tmp_path: Path) -> Non
         [True, False],
         {"0": "", "1": "long", "2": "", "3": "longlong", "9": "\0end\0"},
     ]
-    assert [each[2:] for each in printed] == [expected] * 2
+    assert [line[2:] for line in printed] == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,16 @@ def test_a_first_process_that_does_not_answer_is_named(monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_a_process_that_does_not_join_is_named() -> None:
     """And the coordinator listens only at the address that it is told."""
-    given = variables(2, JOIN_TIMEOUT_SECONDS="2", COORDINATOR_BIND_ADDRESS="127.0.0.2")[0]
-    port = int(given["COORDINATOR_ADDRESS"].rpartition(":")[2])
-    given["COORDINATOR_ADDRESS"] = f"127.0.0.2:{port}"
+    environment = variables(2, JOIN_TIMEOUT_SECONDS="2", COORDINATOR_BIND_ADDRESS="127.0.0.2")[0]
+    port = int(environment["COORDINATOR_ADDRESS"].rpartition(":")[2])
+    environment["COORDINATOR_ADDRESS"] = f"127.0.0.2:{port}"
     program = (
         "import sys; from limba.cli.program import exit_code; from limba.sharding.joining import join_hosts\n"
         "sys.exit(exit_code(lambda _: join_hosts(), []))"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], env=given, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
     while not answers(f"127.0.0.2:{port}", 0.2):
         assert process.poll() is None
     assert not answers(f"127.0.0.1:{port}", 0.2)

@@ -24,8 +24,8 @@ class Device:
     core_on_chip: int = 0
 
 
-def gpus(nodes: int, each: int) -> list[Device]:
-    return [Device(number, number // each, number) for number in range(nodes * each)]
+def gpus(nodes: int, per_node: int) -> list[Device]:
+    return [Device(number, number // per_node, number) for number in range(nodes * per_node)]
 
 
 def tpus(slices: int) -> list[Device]:
@@ -40,11 +40,13 @@ def tpus(slices: int) -> list[Device]:
 @pytest.mark.parametrize("devices", [gpus(2, 4), tpus(2)], ids=["nodes", "slices"])
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 4, 1), (2, 1, 4), (4, 2, 1), (2, 2, 2)])
 def test_only_the_axis_data_crosses_slices(sizes: tuple[int, int, int], devices: list[Device]) -> None:
-    found = across_slices(sizes, devices)
-    assert found.shape == sizes and sorted(device.id for device in found.flat) == list(range(8))
-    for row in found:
+    arranged = across_slices(sizes, devices)
+    assert arranged.shape == sizes and sorted(device.id for device in arranged.flat) == list(range(8))
+    for row in arranged:
         assert len({device.slice_index for device in row.flat}) == 1
-    halves = [{device.slice_index for device in half.flat} for half in (found[: sizes[0] // 2], found[sizes[0] // 2 :])]
+    halves = [
+        {device.slice_index for device in half.flat} for half in (arranged[: sizes[0] // 2], arranged[sizes[0] // 2 :])
+    ]
     assert halves == [{0}, {1}]
 
 

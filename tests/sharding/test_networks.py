@@ -25,8 +25,8 @@ NAMES = ["node-a", "node-b", "node-c"]
 def start(net: Network, command: list[str], **more: str) -> list[subprocess.Popen]:
     """Starts one process a machine; the first machine's address is given to all."""
     count = len(net.names)
-    given = {**more, "COORDINATOR_ADDRESS": f"{net.address(0)}:8476"}
-    return [net.start(index, command, each) for index, each in enumerate(variables(count, **given))]
+    settings = {**more, "COORDINATOR_ADDRESS": f"{net.address(0)}:8476"}
+    return [net.start(index, command, environment) for index, environment in enumerate(variables(count, **settings))]
 
 
 def ends(started: list[subprocess.Popen]) -> list[tuple[int, str, list[str]]]:
@@ -71,13 +71,13 @@ def test_a_name_that_stands_for_127_0_1_1_ends_all_with_a_line_for_etc_hosts(pro
     addresses: list[str | None] = ["10.77.0.1", "10.77.0.2"]
     addresses[process] = "127.0.1.1"
     with network(NAMES[:2], tmp_path, addresses) as net:
-        found = join(net)
+        all_ends = join(net)
     said = (
         f"The name of the machine of process {process}, {NAMES[process]}, stands for 127.0.1.1 there, where no other"
         " machine reaches it, and processes on CPUs find one another by these names; give it the line"
         f" '10.77.0.{process + 1} {NAMES[process]}' in /etc/hosts of that machine instead."
     )
-    assert found == [(2, "", [said])] * 2
+    assert all_ends == [(2, "", [said])] * 2
 
 
 def test_a_name_without_an_address_ends_its_process(tmp_path: Path) -> None:
@@ -103,11 +103,13 @@ def test_two_machines_that_only_reach_the_first_one_end_the_run(tmp_path: Path) 
     with network(NAMES, tmp_path) as net:
         net.separate(1, 2)
         arguments = [str(tmp_path), "600", "600", "0", "sleep", "0", "0"]
-        found = ends(start(net, [sys.executable, "-c", PROGRAM, *arguments]))
-    assert all(status in (-signal.SIGABRT, 75) for status, _, _ in found), found
-    said = [lines for status, _, lines in found if status == 75]
-    assert len(said) >= 2, found
-    assert all(len(lines) == 1 and "The exchange between the 3 processes failed (" in lines[0] for lines in said), found
+        all_ends = ends(start(net, [sys.executable, "-c", PROGRAM, *arguments]))
+    assert all(status in (-signal.SIGABRT, 75) for status, _, _ in all_ends), all_ends
+    said = [lines for status, _, lines in all_ends if status == 75]
+    assert len(said) >= 2, all_ends
+    assert all(len(lines) == 1 and "The exchange between the 3 processes failed (" in lines[0] for lines in said), (
+        all_ends
+    )
 
 
 @pytest.mark.parametrize("process", [0, 1])
@@ -116,8 +118,8 @@ def test_a_machine_whose_cable_is_pulled_ends_the_others(process: int, tmp_path:
     with network(NAMES[:2], tmp_path) as net:
         started = trained(net, tmp_path, host_seconds=10)
         net.unplug(process)
-        found = ends(started)
-    assert all(status in (-signal.SIGABRT, 75) for status, _, _ in found), found
-    text = "\n".join(found[0][2])
+        all_ends = ends(started)
+    assert all(status in (-signal.SIGABRT, 75) for status, _, _ in all_ends), all_ends
+    text = "\n".join(all_ends[0][2])
     if process == 1:
-        assert "The following tasks are unhealthy (stopped sending heartbeats):\n1" in text, found
+        assert "The following tasks are unhealthy (stopped sending heartbeats):\n1" in text, all_ends

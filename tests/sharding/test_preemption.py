@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_asks_to_stop(number: signal.Signals) -> None:
-    before = [signal.getsignal(each) for each in SIGNALS]
+    before = [signal.getsignal(which) for which in SIGNALS]
     with stop_requests() as stop_requested:
         assert not stop_requested(1)
         os.kill(os.getpid(), number)
@@ -29,7 +29,7 @@ def test_a_signal_asks_to_stop(number: signal.Signals) -> None:
         while not stop_requested(2):
             assert time.monotonic() < deadline
         assert stop_requested(3)
-    assert [signal.getsignal(each) for each in SIGNALS] == before
+    assert [signal.getsignal(which) for which in SIGNALS] == before
 
 
 def test_a_signal_that_the_process_was_started_to_ignore_stays_ignored() -> None:

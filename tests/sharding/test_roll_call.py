@@ -42,9 +42,9 @@ def test_all_go_when_the_last_has_come() -> None:
 
 
 def test_the_port_is_free_at_once() -> None:
-    given = places(0, 1, 2)
-    assert call(given) == [None] * 3 == call(given)
-    socket.create_server(("", given[0].port)).close()
+    members = places(0, 1, 2)
+    assert call(members) == [None] * 3 == call(members)
+    socket.create_server(("", members[0].port)).close()
 
 
 def test_who_is_missing_is_named_again_and_again(
@@ -99,18 +99,18 @@ def test_two_processes_of_one_number_end_all() -> None:
 
 
 def test_another_number_of_processes_ends_all() -> None:
-    given = places(0, 1, 2)
-    given[2] = given[2]._replace(count=8)
-    for end in call(given):
+    members = places(0, 1, 2)
+    members[2] = members[2]._replace(count=8)
+    for end in call(members):
         assert isinstance(end, InputError) and "Process 2 (host" in str(end) and "is one of 8 processes" in str(end)
 
 
-def send(place: Membership, data: bytes) -> None:
+def send(member: Membership, data: bytes) -> None:
     """Sends to the first process as soon as it listens."""
 
     def is_sent() -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", place.port), timeout=60) as connection:
+            with socket.create_connection(("127.0.0.1", member.port), timeout=60) as connection:
                 connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
                 connection.recv(1)  # until it has read all
@@ -125,31 +125,31 @@ def send(place: Membership, data: bytes) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b"\xff\xfe\n", b"x" * 9_000])
 def test_what_is_no_process_of_a_run_is_left_alone(sent: bytes) -> None:
-    given = places(0, 1)
-    first = threading.Thread(target=call, args=[[given[0]]])
+    members = places(0, 1)
+    first = threading.Thread(target=call, args=[[members[0]]])
     first.start()
-    send(given[0], sent)
-    assert call([given[1]]) == [None]
+    send(members[0], sent)
+    assert call([members[1]]) == [None]
     first.join(60)
     assert not first.is_alive()
 
 
 def test_a_process_that_has_left_may_come_again() -> None:
-    given = places(0, 1, 2)
-    first = threading.Thread(target=call, args=[[given[0]]])
+    members = places(0, 1, 2)
+    first = threading.Thread(target=call, args=[[members[0]]])
     first.start()
-    send(given[0], b"GET /1/3/0123/killed/ HTTP/1.1\r\n\r\n")
-    assert call(given[1:]) == [None, None]
+    send(members[0], b"GET /1/3/0123/killed/ HTTP/1.1\r\n\r\n")
+    assert call(members[1:]) == [None, None]
     first.join(60)
     assert not first.is_alive()
 
 
 def test_a_process_that_reported_once_and_was_killed_is_missing() -> None:
-    given = places(0, 1, 2)
+    members = places(0, 1, 2)
     ends: list[BaseException | None] = []
-    others = threading.Thread(target=lambda: ends.extend(call([given[0], given[2]], seconds=1.0)))
+    others = threading.Thread(target=lambda: ends.extend(call([members[0], members[2]], seconds=1.0)))
     others.start()
-    send(given[0], b"GET /1/3/0123/killed/ HTTP/1.1\r\n\r\n")
+    send(members[0], b"GET /1/3/0123/killed/ HTTP/1.1\r\n\r\n")
     others.join(60)
     assert len(ends) == 2
     for end in ends:

@@ -5,7 +5,8 @@ from pathlib import Path
 from limba.storage import lease_places
 from limba.storage.lease_places import Owner
 
-PID, HOST = 7, "far"
+PID = 7
+HOST = "far"
 
 
 def of_another_machine(token: str = "theirs", **changes: object) -> Owner:
@@ -22,7 +23,7 @@ def file_of(owner: Owner) -> str:
 
 
 def put(path: Path, owner: Owner) -> None:
-    """Puts another one's file in the place of what is there, in one step, as who takes over does."""
+    """Replaces what is there by another owner's file in one step, as a process that takes over does."""
     new = path.with_name("new")
     new.write_text(file_of(owner))
     new.rename(path)

@@ -32,7 +32,8 @@ def test_a_file_is_new_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
-    sync, replace = os.fsync, os.replace
+    sync = os.fsync
+    replace = os.replace
     monkeypatch.setattr(os, "fsync", lambda file: done.append(stat.S_ISDIR(os.fstat(file).st_mode)) or sync(file))
     monkeypatch.setattr(os, "replace", lambda *paths: done.append("named") or replace(*paths))
     write_whole(tmp_path / "file", b"content")
@@ -40,7 +41,8 @@ def test_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: 
 
 
 def test_permissions_stay_and_new_ones_follow_the_user_s_choice(tmp_path: Path) -> None:
-    secret, path = tmp_path / "secret", tmp_path / "file"
+    secret = tmp_path / "secret"
+    path = tmp_path / "file"
     secret.touch(0o600)
     before = os.umask(0o027)
     try:
@@ -48,7 +50,7 @@ def test_permissions_stay_and_new_ones_follow_the_user_s_choice(tmp_path: Path) 
         write_whole(path, b"x")
     finally:
         os.umask(before)
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (secret, path)] == [0o600, 0o640]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in (secret, path)] == [0o600, 0o640]
 
 
 def test_the_name_of_an_unfinished_file_cannot_be_taken_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

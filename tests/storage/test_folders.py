@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWar
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketServer]:
     monkeypatch.setattr(manifest, "CACHE", str(tmp_path / "cache"))
-    with emulated(monkeypatch) as found:
-        yield found
+    with emulated(monkeypatch) as bucket_server:
+        yield bucket_server
 
 
 @pytest.fixture
@@ -132,7 +132,8 @@ def test_a_request_that_stands_still_is_repeated(server: BucketServer, folder: P
             again.set()
         return ""
 
-    asked, again = list[str](), threading.Event()
+    asked = list[str]()
+    again = threading.Event()
     manifest.upload(folder, "gs://bucket/out")
     monkeypatch.setattr(manifest, "REQUEST_SECONDS", 2.0)  # of a file's content; other requests have their own
     monkeypatch.setattr(server, "trouble", hold)
@@ -142,7 +143,8 @@ def test_a_request_that_stands_still_is_repeated(server: BucketServer, folder: P
 
 def test_what_is_uploaded_for_a_growing_file_is_its_size(server: BucketServer) -> None:
     """Bytes sent grow linearly with what is written: each line is sent once."""
-    uploads, lines = Uploads("gs://bucket/run/metrics.jsonl"), [f"line {number}\n" for number in range(60)]
+    uploads = Uploads("gs://bucket/run/metrics.jsonl")
+    lines = [f"line {number}\n" for number in range(60)]
     for line in lines:
         uploads.write(line.encode())
         assert uploads.flush()
@@ -160,13 +162,15 @@ def test_what_is_uploaded_for_a_growing_file_is_its_size(server: BucketServer) -
 @pytest.mark.parametrize("seed", range(2))
 def test_a_growing_file_loses_nothing_while_requests_fail(server: BucketServer, seed: int) -> None:
     """An addition whose answer is lost may be there twice, which readers of the figures pass over."""
-    server.troubled, server._random = 0.25, random.Random(seed)
-    file, lines = files.GrowingFile("gs://bucket/run/m"), [b"%d\n" % number for number in range(5)]
+    server.troubled = 0.25
+    server._random = random.Random(seed)
+    file = files.GrowingFile("gs://bucket/run/m")
+    lines = [b"%d\n" % number for number in range(5)]
     for line in lines:
         file.append(line)
     server.troubled = 0.0
-    found = server.data("run/m").splitlines(keepends=True)
-    assert list(dict.fromkeys(found)) == lines and server.names("run/") == ["run/m"]
+    lines_now = server.data("run/m").splitlines(keepends=True)
+    assert list(dict.fromkeys(lines_now)) == lines and server.names("run/") == ["run/m"]
 
 
 def test_two_starts_append_to_one_file(server: BucketServer) -> None:

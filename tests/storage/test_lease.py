@@ -1,4 +1,4 @@
-"""One run a directory: who holds it is said, the dead are replaced, and who lost it writes nothing more."""
+"""One run a directory: its holder is named, a dead one is replaced, and one that lost it writes nothing more."""
 
 import contextlib
 import errno
@@ -29,7 +29,8 @@ from tests.storage.leases import file_of, of_another_machine, put
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-BEAT, LEASE = 0.1, 0.8  # a lease of many short beats: a busy machine delays some of them
+BEAT = 0.1
+LEASE = 0.8  # a lease of many short beats: a busy machine delays some of them
 LONG = 100.0  # a lease that does not end in a test
 OBJECT = f"run/{FILE}"
 # Holds the directory until its input ends.
@@ -161,7 +162,8 @@ def test_a_process_that_has_the_number_of_a_dead_one_holds_nothing(tmp_path: Pat
 
 
 def test_one_process_holds_a_directory_once_and_several_outputs(tmp_path: Path) -> None:
-    one, other = str(tmp_path / "run"), str(tmp_path / "out.model")
+    one = str(tmp_path / "run")
+    other = str(tmp_path / "out.model")
     with held(one), held(other, beside=True):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out.model.lease", "run"]
         for path, is_beside in ((other, True), (one, False)):
@@ -279,7 +281,8 @@ def test_a_commit_asks_the_storage_and_not_the_last_heartbeat(tmp_path: Path, mo
 @pytest.mark.parametrize("how", ["moved", "emptied"])
 def test_a_directory_that_is_gone_is_not_taken_over(tmp_path: Path, how: str, capsys) -> None:
     """Moved away, or not mounted, so that its place is an empty folder: only another's lease is a loss."""
-    run, away = tmp_path / "run", tmp_path / "away"
+    run = tmp_path / "run"
+    away = tmp_path / "away"
     with held(str(run)) as mine:
         run.rename(away)
         if how == "emptied":
@@ -385,7 +388,7 @@ def test_a_storage_that_is_away_for_longer_than_a_lease(tmp_path: Path, monkeypa
                 mine.confirm()
         else:
             wait_until(lambda: place._lease.compromise is None and not mine._is_failing)
-            assert not mine._has_complained  # the next outage is said, too
+            assert not mine._has_complained  # the next outage is reported, too
             beats_go_on(tmp_path)
             mine.check()
             mine.confirm()
@@ -456,7 +459,7 @@ def test_the_holder_of_a_bucket_on_another_machine_that_beats_keeps_it(server: B
 
 
 def test_a_bucket_that_ten_take_at_once_has_one_holder(server: BucketServer) -> None:
-    """Made where there is none, and in the place of a silent holder."""
+    """Made where there is none, and taken over from a silent holder."""
     for _ in range(2):
         places = [BucketPlace(f"gs://bucket/{OBJECT}") for _ in range(10)]
         take = functools.partial(BucketPlace.take, seen=places[0].look())
@@ -479,17 +482,17 @@ def is_confirmed(place: BucketPlace) -> bool:
 
 def test_a_silent_holder_of_a_bucket_is_replaced_by_one(server: BucketServer, capsys) -> None:
     server.put("bucket", OBJECT, of_another_machine().content())
-    found: list[object] = []
+    results: list[object] = []
     has_ended = threading.Barrier(3)
 
     def take() -> None:
         try:
             with held("gs://bucket/run") as mine:
-                found.append(mine)
+                results.append(mine)
                 has_ended.wait(200)
                 mine.confirm()
         except InputError as error:
-            found.append(str(error))
+            results.append(str(error))
             has_ended.wait(200)
 
     threads = [threading.Thread(target=take) for _ in range(3)]
@@ -497,7 +500,7 @@ def test_a_silent_holder_of_a_bucket_is_replaced_by_one(server: BucketServer, ca
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3 and sum(isinstance(each, lease.Lease) for each in found) == 1
+    assert len(results) == 3 and sum(isinstance(result, lease.Lease) for result in results) == 1
     assert "is taken over after 1 s" in capsys.readouterr().err and server.names() == []
 
 

@@ -62,12 +62,13 @@ def test_a_flipped_bit_anywhere_is_found_and_its_file_named(directory: Path) -> 
     for path in files:
         content = path.read_bytes()
         for _ in range(60):
-            place, bit = numbers.randrange(len(content)), numbers.randrange(8)
+            position = numbers.randrange(len(content))
+            bit = numbers.randrange(8)
             flipped = bytearray(content)
-            flipped[place] ^= 1 << bit
+            flipped[position] ^= 1 << bit
             path.write_bytes(flipped)
             (sentence,) = manifest.check(directory)
-            assert sentence.startswith(str(path.relative_to(directory))), (path, place, bit)
+            assert sentence.startswith(str(path.relative_to(directory))), (path, position, bit)
             if path.name != manifest.FILE:
                 assert manifest.check(directory, "sizes") == []  # what that choice misses
         path.write_bytes(content)
@@ -127,8 +128,8 @@ def test_a_file_that_may_not_be_read_now_is_not_damage(directory: Path, monkeypa
     calls: list[str] = []
     monkeypatch.setattr(failures, "AGAIN_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(manifest, "_digest", broken)
-    found = manifest.check(directory)
-    assert "state/small cannot be read (Input/output error)" in found and len(calls) == 3 * len(found)
+    problems = manifest.check(directory)
+    assert "state/small cannot be read (Input/output error)" in problems and len(calls) == 3 * len(problems)
 
 
 @pytest.mark.core
@@ -136,9 +137,9 @@ def test_a_step_is_known_by_its_manifest(directory: Path) -> None:
     """Its name may be a copy's. A manifest without a step fits every name."""
     directory /= "state"
     (directory / manifest.FILE).write_text(manifest.text_of(directory, step=50))
-    for name, found in (("50", []), ("70", ["manifest.json is that of step 50"]), ("70.broken", [])):
+    for name, problems in (("50", []), ("70", ["manifest.json belongs to step 50"]), ("70.broken", [])):
         directory = directory.rename(directory.parent / name)
-        assert manifest.check(directory) == manifest.check(directory, "sizes") == found
+        assert manifest.check(directory) == manifest.check(directory, "sizes") == problems
     (directory / manifest.FILE).write_text(manifest.text_of(directory))
     assert manifest.check(directory.rename(directory.parent / "90")) == []
 

@@ -92,8 +92,8 @@ def test_the_hub_is_connected_to_twice_and_its_library_asks_nothing(monkeypatch:
 
     tried: list[tuple[str, int]] = []
 
-    def unknown(place: tuple[str, int], *arguments: object) -> None:
-        tried.append(place)
+    def unknown(address: tuple[str, int], *arguments: object) -> None:
+        tried.append(address)
         raise socket.gaierror(-2, "Name or service not known")
 
     asked = lambda *arguments, **options: pytest.fail("the hub's library was asked")
@@ -152,9 +152,9 @@ def test_what_a_gin_file_names_is_asked_for_too(
     """Where the command line names no bucket."""
     monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     (tmp_path / "text.txt").write_text("".join(f"Line {number} of a text.\n" for number in range(1000)))
-    given = {"VOCABULARY": "'byte'", "CORPUS": f"'{tmp_path}/text.txt'", "MODEL_DIR": f"'{tmp_path}/run'"}
-    given.pop(name.partition(" ")[0])
-    lines = [f"{key} = {value}" for key, value in given.items()]
+    values = {"VOCABULARY": "'byte'", "CORPUS": f"'{tmp_path}/text.txt'", "MODEL_DIR": f"'{tmp_path}/run'"}
+    values.pop(name.partition(" ")[0])
+    lines = [f"{key} = {value}" for key, value in values.items()]
     (tmp_path / "own.gin").write_text("\n".join(["include 'gin/demo.gin'", "VOCAB_SIZE = 384", *lines, name, ""]))
     assert main.main(["train", str(tmp_path / "own.gin")]) == StorageError.exit_status
     (sentence,) = capfd.readouterr().err.splitlines()

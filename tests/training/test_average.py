@@ -73,9 +73,9 @@ class Run:
 
     def restored(self, directory: Path) -> TrainState:
         with Checkpoints(str(directory), CheckpointConfig(), DATA) as checkpoints:
-            found = checkpoints.restore_latest(self.abstract)
-        assert found is not None
-        return found.state
+            restored_step = checkpoints.restore_latest(self.abstract)
+        assert restored_step is not None
+        return restored_step.state
 
 
 def average_of(state: TrainState) -> AverageState:
@@ -104,9 +104,9 @@ def test_the_average_is_the_recursion_in_float64() -> None:
         params = optax.apply_updates(params, updates)
         d = min(decay, (1 + number) / (10 + number))
         wanted = d * wanted + (1 - d) * np.asarray(params["kernel"], np.float64)
-    found = evaluated_weights(params, state)["kernel"]
-    np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-7)
-    assert np.abs(found - params["kernel"]).max() > 1e-3
+    average = evaluated_weights(params, state)["kernel"]
+    np.testing.assert_allclose(average, wanted, rtol=2e-6, atol=1e-7)
+    assert np.abs(average - params["kernel"]).max() > 1e-3
     plain = make_optimizer(optimizer_config("adamw"), 400)
     assert evaluated_weights(params, plain.init(params)) is params
 
@@ -116,8 +116,10 @@ def test_an_average_has_arrays_of_its_own() -> None:
     """A step donates the parameters and the average: no two arrays may be one."""
     params = {"kernel": jnp.ones((4, 5)), "scale": jnp.ones(5)}
     state = make_optimizer(optimizer_config("adamw"), 1, average=0.9).init(params)
-    for each in (state, restarted(params, state)):
-        places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((params, evaluated_weights(params, each)))]
+    for each_state in (state, restarted(params, state)):
+        places = [
+            leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((params, evaluated_weights(params, each_state)))
+        ]
         assert len(set(places)) == 4
 
 
@@ -125,7 +127,7 @@ def test_an_average_has_arrays_of_its_own() -> None:
     "optimizer",
     [
         "muon+adafactor",
-        *(pytest.param(each, marks=pytest.mark.night) for each in ("muon", "adafactor", "adamw")),
+        *(pytest.param(rule, marks=pytest.mark.night) for rule in ("muon", "adafactor", "adamw")),
     ],
 )
 def test_a_resumed_run_repeats_bit_for_bit_with_its_average(tmp_path: Path, optimizer: str) -> None:
@@ -178,7 +180,7 @@ def test_an_average_begins_and_ends_at_a_resume(tmp_path: Path, caplog: pytest.L
     assert_equal(having.restored(tmp_path / "run"), later)
     assert not caplog.text
 
-    with pytest.raises(InputError, match=r"is that of another optimizer: .* Set OptimizerConfig as it was, or give"):
+    with pytest.raises(InputError, match=r"a different optimizer: .* Set OptimizerConfig as it was, or give"):
         Run("muon").restored(tmp_path / "run")
     half = Run(average=0.9, dtype="float16")  # the loss's scale stands last, the average before it
     assert isinstance(half.abstract.opt_state[-1], LossScale)
@@ -191,7 +193,7 @@ def test_a_model_that_is_used_is_the_average_unless_the_run_has_none(tmp_path: P
     *others, before = state.opt_state
     state = state.replace(opt_state=(*others, before._replace(average=jax.tree.map(lambda x: x + 1, before.average))))
     run.saved(tmp_path / "run", state)
-    place = tmp_path / "run" / "checkpoints" / "0"
+    folder = tmp_path / "run" / "checkpoints" / "0"
     trees = {True: average_of(state).average, False: state.params}
     wanted = {key: unstack_layers(flatten(jax.device_get(tree))) for key, tree in trees.items()}
 
@@ -201,11 +203,11 @@ def test_a_model_that_is_used_is_the_average_unless_the_run_has_none(tmp_path: P
             np.testing.assert_array_equal(arrays[name], array)
 
     for average in (True, False):
-        found = LimbaCheckpoint(place, average=average)
-        assert found.has_average
-        assert_has(found, average)
-    assert_has(LimbaCheckpoint(place), False)
-    source = Source(str(place), tmp_path / "run", {0: place}, "Limba", model=SMALL)  # pyright: ignore[reportArgumentType]
+        checkpoint = LimbaCheckpoint(folder, average=average)
+        assert checkpoint.has_average
+        assert_has(checkpoint, average)
+    assert_has(LimbaCheckpoint(folder), False)
+    source = Source(str(folder), tmp_path / "run", {0: folder}, "Limba", model=SMALL)  # pyright: ignore[reportArgumentType]
     assert_has(source.arrays(0), True)
 
     (tmp_path / "run" / "config.json").write_text(saved_config.to_text(SMALL))

@@ -50,15 +50,15 @@ def test_the_rate_is_the_runs_up_to_the_branch_and_falls_to_zero(schedule: Sched
     )
     steps = np.arange(90)
     before = np.asarray(jax.vmap(make_schedule(schedule, planned))(steps))
-    found = np.asarray(jax.jit(jax.vmap(make_schedule(branch, start + length)))(steps))  # as a branch's run makes it
+    rates = np.asarray(jax.jit(jax.vmap(make_schedule(branch, start + length)))(steps))  # as a branch's run makes it
     if shape == "constant":
-        np.testing.assert_allclose(found, before, rtol=1e-6)
+        np.testing.assert_allclose(rates, before, rtol=1e-6)
         return
-    np.testing.assert_allclose(found[: start + 1], before[: start + 1], rtol=1e-6)
+    np.testing.assert_allclose(rates[: start + 1], before[: start + 1], rtol=1e-6)
     part = np.arange(length + 1) / length
     left = {"linear": 1 - part, "1-sqrt": 1 - np.sqrt(part), "cosine": (1 + np.cos(np.pi * part)) / 2}[shape]
-    np.testing.assert_allclose(found[start : start + length + 1], before[start] * left, rtol=1e-5, atol=1e-8)
-    assert (found[start + length :] == 0).all() and found.dtype == np.float32
+    np.testing.assert_allclose(rates[start : start + length + 1], before[start] * left, rtol=1e-5, atol=1e-8)
+    assert (rates[start + length :] == 0).all() and rates.dtype == np.float32
 
 
 def test_the_fields_are_checked() -> None:
@@ -122,6 +122,13 @@ def test_the_same_command_means_the_branch_that_has_not_ended(run: Path) -> None
     assert again == first
 
 
+def test_a_branch_is_found_beside_a_run_whose_name_could_be_a_pattern(run: Path, tmp_path: Path) -> None:
+    named = Path(shutil.copytree(run, tmp_path / "a [1]" / "run[2]"))
+    first = branches.chosen(str(named), [20, 40], 8, "linear", None, None)
+    begin(first, first.name())
+    assert branches.chosen(str(named), [60, 80], 8, "linear", None, None) == first
+
+
 def test_a_branch_whose_run_is_gone_is_resumed_without_the_hub(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is named as a hub id could be."""
     begun = branches.chosen(str(run), [20, 40], 8, "1-sqrt", 20, None)
@@ -130,8 +137,8 @@ def test_a_branch_whose_run_is_gone_is_resumed_without_the_hub(run: Path, monkey
     monkeypatch.chdir(run.parents[1])
     monkeypatch.setattr(hub_models, "download", lambda path, weights: pytest.fail(f"the hub is asked for {path}"))
     name = f"{run.parent.name}/{run.name}"
-    given = argparse.Namespace(model=name, step=None, decay=8, shape="1-sqrt", output=None)
-    assert hub_models.is_id(name) and branch._chosen(given) == begun
+    args = argparse.Namespace(model=name, step=None, decay=8, shape="1-sqrt", output=None)
+    assert hub_models.is_id(name) and branch._chosen(args) == begun
 
 
 def test_what_cannot_be_branched_from_is_said_in_one_sentence(run: Path, tmp_path: Path) -> None:
@@ -139,7 +146,7 @@ def test_what_cannot_be_branched_from_is_said_in_one_sentence(run: Path, tmp_pat
         branches.chosen(str(run), [20, 40], 8, "linear", 30, None)
     with pytest.raises(InputError, match="holds no checkpoint to branch from"):
         branches.chosen(str(run), [], 8, "linear", None, None)
-    with pytest.raises(InputError, match="is not empty and no branch; name a new directory"):
+    with pytest.raises(InputError, match="is not empty, and it is not a branch; name a new directory"):
         branches.chosen(str(run), [20], 8, "linear", None, str(run))
     out = str(tmp_path / "out")
     begin(Branch(str(run), 20, 8, "linear"), out)
@@ -207,7 +214,7 @@ def test_a_branch_does_not_end_after_its_data(tmp_path: Path) -> None:
         (["--decay=8", "--gin.TRAIN_STEPS=9"], "--gin.TRAIN_STEPS is what --decay of a branch says; leave it out."),
         (["--decay=8", "--gin.config.ScheduleConfig.name=linear"], "is what --decay, --step and --shape of a branch"),
         (["--decay=8", "--gin.BATCH_SIZE=9"], "--gin.BATCH_SIZE changes a run's config.gin, and {run} has none"),
-        (["--decay=8", "--output={run}"], "{run} is not empty and no branch; name a new directory."),
+        (["--decay=8", "--output={run}"], "{run} is not empty, and it is not a branch; name a new directory."),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_work(

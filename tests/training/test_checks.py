@@ -29,9 +29,9 @@ def test_a_new_run_opens_no_thousand_pipelines(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for place in ("file", "file/below"):
+    for name in ("file", "file/below"):
         with pytest.raises(ConfigError, match=r"RunConfig\.model_dir is x, and .*file.* cannot be written \("):
-            check_writable(str(tmp_path / place), "RunConfig.model_dir", "x")
+            check_writable(str(tmp_path / name), "RunConfig.model_dir", "x")
     check_writable(str(tmp_path / "new" / "folder"), "RunConfig.model_dir", "x")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
 

@@ -40,10 +40,10 @@ def test_no_step_gets_slower_unseen(step: str) -> None:
     assert recorded["flags"] == LANDING[step], f"Record it anew: {WRITE}"
     if compiled_figures.traced_program(step) == recorded["traced_program"]:
         return  # the same program and the same compiler, and so the same figures: the night compiles it all the same
-    found = compiled_figures.compiled(step)
+    figures = compiled_figures.compiled(step)
     # Another program may compile to the same figures.
-    found["traced_program"] = recorded["traced_program"]
-    lines = list(compiled_figures.differences(recorded, found))
+    figures["traced_program"] = recorded["traced_program"]
+    lines = list(compiled_figures.differences(recorded, figures))
     assert not lines, f"The compiled step {step} has changed; if that is meant, record it: {WRITE}\n" + "\n".join(lines)
 
 

@@ -43,5 +43,5 @@ def test_a_second_s_steps_have_begun_and_not_ended(seconds: float, fewest: int, 
         x = step(x)
         begun.append(x)
         limit.add(x)
-        counts.append(sum(not each.is_ready() for each in begun))
+        counts.append(sum(not loss.is_ready() for loss in begun))
     assert fewest <= max(counts) <= most

@@ -21,8 +21,8 @@ def events(start: int = 0, saving: int | Fraction = 10, evaluation: int | Fracti
 
 
 def dues(made: Events, steps: range) -> dict[str, list[int]]:
-    found = {step: made.after(step, has_ended=False, stops=False) for step in steps}
-    return {name: [step for step, due in found.items() if getattr(due, name)] for name in ("log", "evaluate", "save")}
+    by_step = {step: made.after(step, has_ended=False, stops=False) for step in steps}
+    return {name: [step for step, due in by_step.items() if getattr(due, name)] for name in ("log", "evaluate", "save")}
 
 
 @pytest.mark.core

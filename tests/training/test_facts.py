@@ -38,8 +38,8 @@ def facts(data: DataConfig) -> dict[str, str]:
     return facts_of_data(resolve_task(data), data)
 
 
-def said(own: dict[str, str], first: dict[str, str]) -> str:
-    return consistency.sentence([{}, consistency.differing(own, first)])
+def said(own_facts: dict[str, str], first: dict[str, str]) -> str:
+    return consistency.sentence([{}, consistency.differing(own_facts, first)])
 
 
 def test_the_same_text_is_alike(data: DataConfig) -> None:
@@ -79,10 +79,10 @@ def test_another_order_of_the_same_parts(data: DataConfig, monkeypatch: pytest.M
 def test_another_vocabulary_at_the_same_path(data: DataConfig, vocabulary: Path, tmp_path: Path) -> None:
     model = tmp_path / "own.model"
     model.write_bytes(vocabulary.read_bytes())
-    own = dataclasses.replace(data, vocabulary=str(model))
-    first = consistency.differing(facts(own), facts(dataclasses.replace(data, vocabulary=str(vocabulary))))
+    own_data = dataclasses.replace(data, vocabulary=str(model))
+    first = consistency.differing(facts(own_data), facts(dataclasses.replace(data, vocabulary=str(vocabulary))))
     assert not first  # the path is free
-    assert "the vocabulary of demo_span_corruption's inputs with content" in said(facts(own), facts(data))
+    assert "the vocabulary of demo_span_corruption's inputs with content" in said(facts(own_data), facts(data))
 
 
 @pytest.mark.parametrize("package", ["jax", "jaxlib", "libtpu", "limba", "numpy", "tensorflow", "seqio", "optax"])
@@ -109,8 +109,8 @@ def test_another_module_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     module = types.ModuleType("tasks.own")
     module.__file__ = str(tmp_path / "own.py")
     monkeypatch.setitem(sys.modules, "tasks.own", module)
-    found = []
+    contents = []
     for text in ("a = 1\n", "a = 2\n"):
         (tmp_path / "own.py").write_text(text)
-        found.append(consistency.code(["tasks.own"]))
-    assert "process 1 has the module tasks.own with content" in said(*found)
+        contents.append(consistency.code(["tasks.own"]))
+    assert "process 1 has the module tasks.own with content" in said(*contents)

@@ -54,11 +54,11 @@ def trained(dtype, steps, optimizer_config=ADAM, doublings=0, microbatches=1, de
             *others, scale = state.opt_state
             start = jax.device_put(np.int32(doublings), scale.loss_scale_doublings.sharding)
             state = TrainState(state.step, state.params, (*others, scale._replace(loss_scale_doublings=start)))
-    found = []
+    records = []
     for i in range(int(state.step), steps):
         state, metrics = step(state, tiny.batch(seed=i % 3), jax.random.key(7))
-        found.append({name: float(value) for name, value in metrics.items()})
-    return found, state
+        records.append({name: float(value) for name, value in metrics.items()})
+    return records, state
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_scale_that_overflows_is_halved_and_no_step_is_lost() -> None:
 
 
 def test_a_resumed_run_has_the_scale_bit_for_bit(tmp_path) -> None:
-    """Saved in the middle of good steps, after a halving; the next losses are those of a run that never stopped."""
+    """Saved in the middle of good steps, after a halving; the next losses equal a run's that never stopped."""
     whole, end = trained("float16", 6, doublings=24)
     _, state = trained("float16", 3, doublings=24)
     halved = [int(x) for x in state.opt_state[-1]]

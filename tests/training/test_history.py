@@ -11,7 +11,7 @@ LAST = 12_000
 
 
 def place_of(step: int, num_bytes: int) -> dict:
-    """A data position with content that cannot be compressed, as that of tf.data's checkpoint."""
+    """A data position with content that cannot be compressed, like tf.data's checkpoint."""
     content = random.Random(step).randbytes(num_bytes // 2).hex()
     return {"about": {}, "files": "", "shard": 0, "place": {"batch": step, "rows": content}}
 
@@ -27,6 +27,6 @@ def test_what_is_kept_between_two_saves_is_bounded(num_bytes: int, distance: int
     assert (tmp_path / "positions" / f"{LAST}.json.gz").stat().st_size < 1.5 * MOST_BYTES
     for step in (LAST + 1, LAST // 2):
         expected = (step - 1) // distance * distance
-        found, places = kept_before(str(tmp_path), step) or (0, {})
-        assert found == expected
+        kept_step, places = kept_before(str(tmp_path), step) or (0, {})
+        assert kept_step == expected
         assert places[1]["place"] == place_of(expected + 1, num_bytes)["place"]

@@ -28,9 +28,9 @@ def optimizer_of(folder: Path, **flags: object) -> OptimizerConfig:
     values = {"model_name_or_path": str(folder), "train_file": str(folder / "corpus.txt"), "tokenizer_name": "byte",
               "output_dir": str(folder / "run"), "max_steps": STEPS, "learning_rate": 0.01, "weight_decay": 0.3,
               "lr_scheduler_type": "constant", "max_seq_length": 64, **flags}  # fmt: skip
-    about = {"model_type": "t5", "vocab_size": 384, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4,
+    config_json = {"model_type": "t5", "vocab_size": 384, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4,
              "num_layers": 1, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "config.json").write_text(json.dumps(config_json))
     values["config_name"] = str(folder / "config.json")
     del values["model_name_or_path"]
     (folder / "train.json").write_text(json.dumps(values))
@@ -48,7 +48,10 @@ def test_eight_steps_are_those_of_torch_with_the_trainers_groups(family: str, tm
     rows = [row for row in huggingface.rows(config) if row.pytorch in theirs]
     assert any("relative_attention_bias" in name for name in theirs)
     groups = [
-        {"params": [each for name, each in theirs.items() if (name in decayed) == is_decayed], "weight_decay": decay}
+        {
+            "params": [tensor for name, tensor in theirs.items() if (name in decayed) == is_decayed],
+            "weight_decay": decay,
+        }
         for is_decayed, decay in ((True, 0.3), (False, 0.0))
     ]
     torch_optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.999), eps=1e-8)
@@ -57,9 +60,9 @@ def test_eight_steps_are_those_of_torch_with_the_trainers_groups(family: str, tm
         return unflatten({name: jnp.asarray(value) for name, value in tiny.stack_layers(values).items()})
 
     def arrays(of: str) -> dict[str, np.ndarray]:
-        found = {row.t5x: getattr(theirs[row.pytorch], of).detach().numpy().copy() for row in rows}
+        values = {row.t5x: getattr(theirs[row.pytorch], of).detach().numpy().copy() for row in rows}
         turned = {row.t5x for row in rows if row.transposed}
-        return {name: value.T if name in turned else value for name, value in found.items()}
+        return {name: value.T if name in turned else value for name, value in values.items()}
 
     params = stacked(arrays("data"))
     chain = make_optimizer(ours, STEPS)
@@ -74,9 +77,9 @@ def test_eight_steps_are_those_of_torch_with_the_trainers_groups(family: str, tm
         torch_optimizer.step()
         updates, state = update(gradients, state, params)
         params = optax.apply_updates(params, updates)
-    found = unstack_layers(flatten(jax.device_get(params)))
+    weights = unstack_layers(flatten(jax.device_get(params)))
     for name, value in arrays("data").items():
-        np.testing.assert_allclose(found[name], value, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(weights[name], value, atol=2e-6, err_msg=name)
 
 
 def test_adafactor_has_no_such_choice_and_a_wrong_pattern_is_named(tmp_path: Path) -> None:

@@ -45,18 +45,18 @@ def test_limits_are_the_formula_of_the_window_before(size: int) -> None:
     ]
     made = Window(GuardConfig(window=size, threshold=5.0))
     for number, loss, norm in steps:
-        if number % 5 == 0:  # a spike is no good step
+        if number % 5 == 0:  # a spike does not count as a good step
             continue
-        found = made.limits(number).tolist()
-        known = [each for each in steps[: max(0, (number // 8 - 1) * 8 + 1)] if each[0] % 5][-size:]
+        limits = made.limits(number).tolist()
+        known = [entry for entry in steps[: max(0, (number // 8 - 1) * 8 + 1)] if entry[0] % 5][-size:]
         if len(known) < min(20, size):
-            assert found == [math.inf, math.inf]
+            assert limits == [math.inf, math.inf]
         else:
-            losses = [each[1] for each in known]
-            norms = [math.log(each[2]) for each in known]
+            losses = [entry[1] for entry in known]
+            norms = [math.log(entry[2]) for entry in known]
             wanted = limit(losses, 5.0, 0.02 * np.median(losses)), math.exp(limit(norms, 5.0, 0.2))
-            assert found == pytest.approx(wanted, rel=1e-6)
-        typical = np.median([each[1] for each in known]) if known else math.inf
+            assert limits == pytest.approx(wanted, rel=1e-6)
+        typical = np.median([entry[1] for entry in known]) if known else math.inf
         assert made.typical_loss(number) == pytest.approx(typical)
         made.add(number, loss, norm)
     assert len(made.notes()) == min(120, size + 16) and made.notes()[-1] == [149, *made.notes()[-1][1:]]
@@ -170,14 +170,14 @@ def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None
     guard = guard_of("warn")
     assert guard.before(50, state_at(49)) == ()
     for step in range(1, 40):
-        assert not any(each.asked for each in add(guard, step, 3.0))
+        assert not any(judged.asked for judged in add(guard, step, 3.0))
     for step in range(40, 47):
         add(guard, step, {40: 9.0, 41: 8.0, 43: 9.0, 45: math.nan}.get(step, 3.0))
     assert [(spike.step, spike.number) for spike in guard.spikes(41)] == [(40, 1), (41, 2)]
     spikes = guard.spikes(100)
     assert [(spike.step, spike.number) for spike in spikes] == [(43, 1), (45, 1)]
     assert spikes[0].typical_loss == 3.0 and guard.spikes(100) == []
-    guard.warn(spikes)  # that of 45 ends the run
+    guard.warn(spikes)  # the spike at 45 ends the run
     assert guard._metrics.events == [
         (43, {"action": "warn", "reason": spikes[0].reason, "loss": 9.0, "gradient_norm": 1.0})
     ]
@@ -194,7 +194,7 @@ def test_a_step_that_may_be_dropped_goes_by_its_own_limits(guard_of: Any) -> Non
     (limits,) = guard.before(1, state_at(0))
     assert limits.tolist() == [math.inf] * 2
     asked = add(guard, 1, 3.0, 1.0, (np.array([2.0, np.inf], np.float32),))
-    assert [each.asked for each in asked] == [1, 1, 1]
+    assert [judged.asked for judged in asked] == [1, 1, 1]
     add(guard, 2, 3.0, 1.0, (np.array([4.0, np.inf], np.float32),))
     assert [spike.step for spike in guard.spikes(2)] == [1]
     for step in range(3, 44):
@@ -317,13 +317,13 @@ def test_rows_have_the_mean_loss_of_their_tokens() -> None:
     weights[0] = 0
     weights[1, 1:] = 0
     weights[2, 3:] = 0
-    found = jit_row_losses(network, LossConfig(z_loss=0.1))(params, batch)
+    row_losses = jit_row_losses(network, LossConfig(z_loss=0.1))(params, batch)
     trained, _, _ = cross_entropy(
         jax.jit(network.apply)(params, jax.tree.map(jnp.asarray, batch)), jnp.asarray(batch["decoder_target_tokens"]),
         LossConfig(z_loss=0.1),
     )  # fmt: skip
-    assert found[0] == -np.inf
-    np.testing.assert_allclose(found[1:], (trained * weights).sum(1)[1:] / weights.sum(1)[1:], rtol=1e-5)
+    assert row_losses[0] == -np.inf
+    np.testing.assert_allclose(row_losses[1:], (trained * weights).sum(1)[1:] / weights.sum(1)[1:], rtol=1e-5)
 
 
 def test_a_sentence_names_three_shards() -> None:

@@ -67,7 +67,7 @@ def test_loss_in_chunks_and_its_gradients_equal_whole_logits(mesh: MeshConfig | 
 
 def scans_of(rows: int, vocab_size: int, mesh: MeshConfig | None = None, num_chunks: int | None = None) -> list[tuple]:
     """Returns (length, rows of a chunk, ids of a device) of each loop in the loss of rows of 512 tokens of width 4."""
-    shapes = [jax.ShapeDtypeStruct(each, jnp.float32) for each in ((rows, 512, 4), (4, vocab_size), (rows, 512))]
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 512, 4), (4, vocab_size), (rows, 512))]
     devices = None if mesh is None else tiny.mesh_of(mesh, mesh.data * mesh.fsdp * mesh.model)
 
     def sums(states: jax.Array, head: jax.Array, weights: jax.Array) -> tuple:
@@ -78,15 +78,15 @@ def scans_of(rows: int, vocab_size: int, mesh: MeshConfig | None = None, num_chu
 
 
 def loops_of(jaxpr: Any) -> list[tuple]:
-    found = []
+    loops = []
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
             head, states = (next(v.aval.shape for v in equation.invars if len(v.aval.shape) == n) for n in (2, 4))
-            found.append((equation.params["length"], states[1], head[1]))
+            loops.append((equation.params["length"], states[1], head[1]))
             continue
         for inner in jaxprs_in_params(equation.params):
-            found += loops_of(inner)
-    return found
+            loops += loops_of(inner)
+    return loops
 
 
 @pytest.mark.core
@@ -155,14 +155,14 @@ def test_normalization_does_not_depend_on_microbatches_or_chunks(normalize_by: s
     model = Network(tiny.model())
     params = model.init(jax.random.key(0))
     batch = jax.tree.map(jnp.asarray, tiny.batch())
-    found = []
+    figures = []
     for parts, logits in ((1, "whole"), (4, "whole"), (1, "chunked")):
         loss = LossConfig(normalize_by=normalize_by, logits=logits)
         grads, sums = gradients(Gradient(model, loss, parts), params, batch, None)
         by = divisor(loss, sums, batch["decoder_target_tokens"])
-        found.append((float(sums["loss"] / by), float(jnp.linalg.norm(jax.tree.leaves(grads)[0]) / by)))
+        figures.append((float(sums["loss"] / by), float(jnp.linalg.norm(jax.tree.leaves(grads)[0]) / by)))
         assert float(sums["tokens"]) == float(batch["decoder_loss_weights"].sum())
-    np.testing.assert_allclose(found, [found[0]] * 3, rtol=1e-5)
+    np.testing.assert_allclose(figures, [figures[0]] * 3, rtol=1e-5)
 
 
 def test_metrics_stay_means_of_tokens() -> None:
@@ -194,10 +194,10 @@ def test_sequences_of_small_weights_weigh_as_others(packed: bool) -> None:
     batch = {"decoder_loss_weights": jnp.array([[0.25, 0.25, 0.0, 0.0], [0.0] * 4, [1.0, 2.0, 3.0, 2.0]])}
     if packed:
         batch["decoder_segment_ids"] = jnp.array([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
-    found = token_weights(LossConfig(normalize_by="sequences"), batch)
-    np.testing.assert_allclose(found, [[0.5, 0.5, 0, 0], [0] * 4, [0.125, 0.25, 0.375, 0.25]], rtol=1e-6)
+    weights_found = token_weights(LossConfig(normalize_by="sequences"), batch)
+    np.testing.assert_allclose(weights_found, [[0.5, 0.5, 0, 0], [0] * 4, [0.125, 0.25, 0.375, 0.25]], rtol=1e-6)
     np.testing.assert_array_equal(token_weights(LossConfig(), batch), batch["decoder_loss_weights"])
-    sums = weighted_sums((jnp.full((3, 4), 3.0), jnp.full((3, 4), 2.0), jnp.ones((3, 4), bool)), found)
-    assert {name: round(float(each), 5) for name, each in sums.items()} == {
+    sums = weighted_sums((jnp.full((3, 4), 3.0), jnp.full((3, 4), 2.0), jnp.ones((3, 4), bool)), weights_found)
+    assert {name: round(float(total), 5) for name, total in sums.items()} == {
         "loss": 6.0, "nats": 4.0, "correct": 2.0, "tokens": 2.0,
     }  # fmt: skip

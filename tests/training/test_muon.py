@@ -48,7 +48,7 @@ def test_the_update_is_optax_s_in_float32() -> None:
         for (name, a), b in zip(named_leaves(one).items(), jax.tree.leaves(two), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-5, err_msg=name)
     rms = {float(jnp.sqrt(jnp.mean(x**2))) for name, x in named_leaves(one).items() if is_matrix(name)}
-    assert all(0.085 < each < 0.1 for each in rms)  # 0.2 x the learning rate, as singular values are a little below 1
+    assert all(0.085 < scale < 0.1 for scale in rms)  # 0.2 x the learning rate, as singular values are a little below 1
 
 
 @pytest.mark.core
@@ -61,9 +61,9 @@ def test_momentum_is_nesterov_s() -> None:
     for seed in range(3):
         grads = gradients(params, seed)
         updates, state = rule.update(grads, state, params)
-        (own,) = (np.asarray(g, np.float64) for name, g in named_leaves(grads).items() if is_matrix(name))
-        momentum = 0.95 * momentum + own
-        wanted = -0.5 * sized(orthogonalized(jnp.asarray(own + 0.95 * momentum, jnp.float32)), 0.2)
+        (gradient,) = (np.asarray(g, np.float64) for name, g in named_leaves(grads).items() if is_matrix(name))
+        momentum = 0.95 * momentum + gradient
+        wanted = -0.5 * sized(orthogonalized(jnp.asarray(gradient + 0.95 * momentum, jnp.float32)), 0.2)
         np.testing.assert_allclose(updates["decoder"]["layers"]["mlp"]["wo"]["kernel"], wanted, atol=1e-5)
 
 
@@ -75,9 +75,9 @@ def test_singular_values_end_near_one_also_in_bfloat16(shape: tuple[int, ...]) -
     x = jnp.asarray(left * values @ right, jnp.float32) * 1e-9  # as small as a late gradient
     exact = orthogonalized(x)
     rounded = orthogonalized(x.astype(jnp.bfloat16)).astype(jnp.float32)
-    for found in (exact, rounded):
-        found = np.linalg.svd(found, compute_uv=False)
-        assert found.min() > 0.6 and found.max() < 1.25
+    for matrix in (exact, rounded):
+        singular_values = np.linalg.svd(matrix, compute_uv=False)
+        assert singular_values.min() > 0.6 and singular_values.max() < 1.25
     error = np.linalg.norm(rounded - exact, axis=(1, 2)) / np.linalg.norm(exact, axis=(1, 2))
     assert error.max() < 0.03  # both matrices have a norm of sqrt(n)
     assert not np.any(orthogonalized(jnp.zeros((1, 4, 6))))  # of a parameter without a gradient
@@ -100,10 +100,10 @@ def test_matrices_of_one_shape_are_computed_together_up_to_a_size(monkeypatch: p
     for most, numbers in ((1 << 29, [11, 1]), (6 * 96, [6, 5, 1]), (6 * 96 - 1, [5, 5, 1, 1]), (1, [3, 2, 1, 4, 1, 1])):
         monkeypatch.setattr(muon, "MOST_BYTES", most)
         asked.clear()
-        found = orthogonalized_by_shares(stacks, 5, "float32")
-        assert list(found) == list(stacks) and asked == numbers
-        for name, each in found.items():
-            np.testing.assert_allclose(each, wanted[name], atol=1e-5, err_msg=name)
+        results = orthogonalized_by_shares(stacks, 5, "float32")
+        assert list(results) == list(stacks) and asked == numbers
+        for name, matrix in results.items():
+            np.testing.assert_allclose(matrix, wanted[name], atol=1e-5, err_msg=name)
 
 
 @pytest.mark.night
@@ -138,7 +138,7 @@ def test_each_device_makes_its_share_of_the_matrices_orthogonal(
     placed = {name: jax.device_put(stack, named_leaves(shardings)[name]) for name, stack in stacks.items()}
     outputs = {name: named_leaves(shardings)[name] for name in names}
     state = state_shardings(model, make_optimizer(optimizer_config("muon"), 1), mesh, shard_update)
-    momenta = {name.partition("/trace/")[2]: each for name, each in named_leaves(state.opt_state).items()}
+    momenta = {name.partition("/trace/")[2]: array for name, array in named_leaves(state.opt_state).items()}
     assert outputs == {name: momenta[name] for name in names}  # each device keeps the momentum of its part
 
     alone = jax.jit(lambda x: orthogonalized_by_shares(x, 5, "float32")).lower(stacks).compile()
@@ -148,11 +148,11 @@ def test_each_device_makes_its_share_of_the_matrices_orthogonal(
     for name, wanted in alone(stacks).items():
         np.testing.assert_allclose(results[name], wanted, atol=1e-5, err_msg=name)
 
-    whole, own = (costs_of_program(program.as_text()) for program in (alone, shared))
-    assert own.product_flops * 8 < 1.5 * whole.product_flops  # shares are whole matrices: some have one more
-    assert {kind for kind, size in own.collective_bytes.items() if size} == kinds
+    whole, of_shared = (costs_of_program(program.as_text()) for program in (alone, shared))
+    assert of_shared.product_flops * 8 < 1.5 * whole.product_flops  # shares are whole matrices: some have one more
+    assert {kind for kind, size in of_shared.collective_bytes.items() if size} == kinds
     matrices = sum(4 * stack.size for stack in stacks.values())
-    assert sum(own.collective_bytes.values()) < (0.6 if kinds == {"other"} else 1.6) * matrices
+    assert sum(of_shared.collective_bytes.values()) < (0.6 if kinds == {"other"} else 1.6) * matrices
 
 
 def test_bad_choices_have_a_sentence() -> None:

@@ -87,10 +87,10 @@ def test_muon_with_adafactor_has_the_updates_of_both() -> None:
         grads = jax.tree.map(lambda p, random=random: random.standard_normal(p.shape, np.float32), params)
         for name, rule in rules.items():
             updates[name], states[name] = jax.jit(rule.update)(grads, states[name], params)
-    found = {name: flatten(jax.device_get(each)) for name, each in updates.items()}
-    for path, update in found["both"].items():
+    by_rule = {name: flatten(jax.device_get(tree)) for name, tree in updates.items()}
+    for path, update in by_rule["both"].items():
         by = "muon" if path.endswith("/kernel") and "layers" in path else "adafactor"
-        np.testing.assert_allclose(update, found[by][path], rtol=1e-6, atol=1e-9, err_msg=path)
+        np.testing.assert_allclose(update, by_rule[by][path], rtol=1e-6, atol=1e-9, err_msg=path)
     sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(state)) for name, state in states.items()}
     matrices = sum(
         array.size for path, array in flatten(params).items() if path.endswith("/kernel") and "layers" in path
@@ -223,11 +223,14 @@ def test_updates_are_the_formulas(name: str, fields: dict[str, float]) -> None:
         norm = np.sqrt(sum(np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(grads)))
         for path, update in flatten(jax.device_get(updates)).items():
             in_layers = "/layers/" in path
-            given = np.float64(flatten(grads)[path]) * min(1.0, 2.0 / norm), np.float64(flatten(params)[path])
-            layers = zip(*given, strict=True) if in_layers else [given]
+            gradient_and_value = (
+                np.float64(flatten(grads)[path]) * min(1.0, 2.0 / norm),
+                np.float64(flatten(params)[path]),
+            )
+            layers = zip(*gradient_and_value, strict=True) if in_layers else [gradient_and_value]
             wanted = [
-                formula(*each, t, in_layers, **fields)
-                for each in zip(states[path], *zip(*layers, strict=True), strict=False)
+                formula(*of_layer, t, in_layers, **fields)
+                for of_layer in zip(states[path], *zip(*layers, strict=True), strict=False)
             ]
             wanted = np.zeros_like(update) if "frozen" in path else np.reshape(wanted, update.shape)
             rtol = 2e-4 if name == "muon" else 2e-5
@@ -295,7 +298,7 @@ def test_the_optimizer_of_a_run_is_that_of_its_fields() -> None:
         ours = optimizer_of(run, Network(model))
         plain = make_optimizer(config, 8, dtype, average=0.9)
         params = {"head": {"kernel": np.ones((3, 2), np.float32)}}
-        states = [each.init(params) for each in (ours, plain)]
+        states = [rule.init(params) for rule in (ours, plain)]
         assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
         assert isinstance(states[0][-1], LossScale) == (dtype == "float16")
         assert isinstance(states[0][-1 - (dtype == "float16")], AverageState)
@@ -310,8 +313,8 @@ def test_a_state_has_one_entry_for_each_stack() -> None:
     }
     params = jax.tree.map(lambda shape: np.ones(shape, np.float32), shapes, is_leaf=_is_shape)
     state = per_layer(optax.scale_by_rms()).init(params)
-    found = {stack: sorted(each.nu) for stack, each in state.items()}
-    assert found == {"encoder": ["encoder/layers/mlp/kernel"], "": ["encoder/norm/scale", "head/kernel"]}
+    keys = {stack: sorted(entry.nu) for stack, entry in state.items()}
+    assert keys == {"encoder": ["encoder/layers/mlp/kernel"], "": ["encoder/norm/scale", "head/kernel"]}
 
 
 @pytest.mark.core

@@ -44,8 +44,8 @@ def test_rates_of_thirty_steps_are_those_of_the_formula(factors: str, offset: in
     steps = np.arange(30)
     moved = np.maximum(0.0, steps - offset)
     wanted = np.maximum(np.prod([FACTORS[name](moved) for name in factors.split(" * ")], axis=0), least)
-    found = make_schedule(config, 100)(steps)
-    np.testing.assert_allclose(found, wanted, rtol=2e-6)
+    rates_now = make_schedule(config, 100)(steps)
+    np.testing.assert_allclose(rates_now, wanted, rtol=2e-6)
     if factors == "decay_every":
         assert (wanted == least).any()
 
@@ -59,8 +59,8 @@ def test_factors_without_a_warm_up_begin_with_the_first_step(warmup: int) -> Non
         ("rsqrt_normalized_decay", 1 / np.sqrt(np.maximum(1, steps))),
         ("linear_decay", np.minimum(steps, 1 + DECAY * (warmup - steps))),
     ):
-        found = rates(ScheduleConfig("factors", 1.0, factor, warmup, decay_factor=DECAY), None, steps)
-        np.testing.assert_allclose(found, np.maximum(wanted, 1e-8), rtol=2e-6, err_msg=factor)
+        rates_now = rates(ScheduleConfig("factors", 1.0, factor, warmup, decay_factor=DECAY), None, steps)
+        np.testing.assert_allclose(rates_now, np.maximum(wanted, 1e-8), rtol=2e-6, err_msg=factor)
 
 
 PEAK = 0.3
@@ -94,14 +94,14 @@ def test_other_shapes_rise_and_fall_between_their_steps(name: str, decay: int | 
 
 def test_a_fall_in_one_step_or_after_the_warm_up_is_still_a_fall() -> None:
     for name in ("linear", "cosine"):
-        found = rates(ScheduleConfig(name, PEAK, "constant", 5, 6, FINAL), RUN, np.array([4, 5, 6, 7]))
-        np.testing.assert_allclose(found, [PEAK * 4 / 5, PEAK, FINAL, FINAL], rtol=3e-6)
-        found = rates(ScheduleConfig(name, PEAK, "constant", 5, 3, FINAL), RUN, np.array([4, 5, 6, 7]))
-        np.testing.assert_allclose(found, [PEAK * 4 / 5, PEAK, FINAL, FINAL], rtol=3e-6, err_msg=name)
-    found = rates(
+        rates_now = rates(ScheduleConfig(name, PEAK, "constant", 5, 6, FINAL), RUN, np.array([4, 5, 6, 7]))
+        np.testing.assert_allclose(rates_now, [PEAK * 4 / 5, PEAK, FINAL, FINAL], rtol=3e-6)
+        rates_now = rates(ScheduleConfig(name, PEAK, "constant", 5, 3, FINAL), RUN, np.array([4, 5, 6, 7]))
+        np.testing.assert_allclose(rates_now, [PEAK * 4 / 5, PEAK, FINAL, FINAL], rtol=3e-6, err_msg=name)
+    rates_now = rates(
         ScheduleConfig("warmup_stable_decay", PEAK, "constant", 20, 10, FINAL), RUN, np.array([19, 20, 25, 30])
     )
-    np.testing.assert_allclose(found, [PEAK * 19 / 20, PEAK, (PEAK + FINAL) / 2, FINAL], rtol=3e-6)
+    np.testing.assert_allclose(rates_now, [PEAK * 19 / 20, PEAK, (PEAK + FINAL) / 2, FINAL], rtol=3e-6)
 
 
 @pytest.mark.parametrize("kind", ["linear", "1-sqrt", "cosine"])
@@ -123,13 +123,13 @@ def test_a_branch_falls_to_zero_from_the_rate_where_it_begins(kind: str) -> None
 def test_rates_are_never_below_zero(name: str) -> None:
     """As after the planned end of a run whose rows were estimated; 1 - 63 x (1 / 63), as compilers divide, is below."""
     config = ScheduleConfig(name, 1e-3, "constant * linear_decay", 3, decay_factor=1 / 60)
-    found = np.asarray(jax.jit(jax.vmap(make_schedule(config, 63)))(np.arange(60, 80)))
-    assert (found >= 0).all() and found[-1] == pytest.approx(0, abs=2e-8)
+    rates_now = np.asarray(jax.jit(jax.vmap(make_schedule(config, 63)))(np.arange(60, 80)))
+    assert (rates_now >= 0).all() and rates_now[-1] == pytest.approx(0, abs=2e-8)
 
 
 def test_the_published_schedule_is_flat_then_falls_with_the_root_of_the_steps() -> None:
-    found = rates(ScheduleConfig(), 2_000_000, np.array([0, 9_999, 1_000_000]))
-    np.testing.assert_allclose(found, [0.01, 0.01, 0.001], rtol=1e-6)
+    rates_now = rates(ScheduleConfig(), 2_000_000, np.array([0, 9_999, 1_000_000]))
+    np.testing.assert_allclose(rates_now, [0.01, 0.01, 0.001], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(20, 0.14), (400, 0.11), (10_000, 0.022), (1_000_000, 0.0022)])

@@ -38,13 +38,13 @@ def test_gradients_are_the_slope_of_the_loss(parts: int) -> None:
     params = tiny.parameters(T5)
     batch = jax.tree.map(jnp.asarray, tiny.batch())
     random = np.random.default_rng(1)
-    direction = jax.tree.map(lambda each: random.standard_normal(each.shape, np.float32), params)
+    direction = jax.tree.map(lambda leaf: random.standard_normal(leaf.shape, np.float32), params)
     compute = jax.jit(lambda params: gradients(Gradient(network, LOSS, parts), params, batch, None))
     gradient, _ = compute(params)
 
     def difference(distance: float) -> float:
         moved = [jax.tree.map(lambda x, d, by=by: x + by * d, params, direction) for by in (distance, -distance)]
-        ahead, behind = (float(compute(each)[1]["loss"]) for each in moved)
+        ahead, behind = (float(compute(point)[1]["loss"]) for point in moved)
         return (ahead - behind) / (2 * distance)
 
     slope = sum(np.vdot(*pair) for pair in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))

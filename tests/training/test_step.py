@@ -123,30 +123,30 @@ def lowered_step(
 
 
 def collective_bytes(lowered: jax.stages.Lowered) -> tuple[dict[str, int], int]:
-    """Returns those of the compiled step, and the parameters' own."""
+    """Returns the collectives' bytes in the compiled step, and the bytes of the parameters."""
     parameters = jax.tree.leaves(jax.eval_shape(Network(SHALLOW).init, jax.random.key(0)))
     return costs_of_program(lowered.compile().as_text()).collective_bytes, sum(4 * leaf.size for leaf in parameters)
 
 
 def test_data_parallelism_reduces_each_gradient_once_also_with_microbatches() -> None:
-    found, parameters = collective_bytes(lowered_step(MeshConfig(), 16, 2, shard_update=False))
-    assert set(found) == {"all-reduce"}
-    assert 0 <= found["all-reduce"] - parameters < 100
+    bytes_by_kind, parameters = collective_bytes(lowered_step(MeshConfig(), 16, 2, shard_update=False))
+    assert set(bytes_by_kind) == {"all-reduce"}
+    assert 0 <= bytes_by_kind["all-reduce"] - parameters < 100
 
 
 def test_shares_of_the_update_are_gathered_once_and_their_gradients_reduced_once() -> None:
-    found, parameters = collective_bytes(lowered_step(MeshConfig(), 16, 2))
-    assert set(found) == {"all-reduce", "all-gather", "reduce-scatter"}
-    assert 0.99 * parameters < found["all-gather"] < 1.01 * parameters
-    assert 0.99 * parameters < found["reduce-scatter"] < 1.01 * parameters
-    assert found["all-reduce"] < 0.02 * parameters
+    bytes_by_kind, parameters = collective_bytes(lowered_step(MeshConfig(), 16, 2))
+    assert set(bytes_by_kind) == {"all-reduce", "all-gather", "reduce-scatter"}
+    assert 0.99 * parameters < bytes_by_kind["all-gather"] < 1.01 * parameters
+    assert 0.99 * parameters < bytes_by_kind["reduce-scatter"] < 1.01 * parameters
+    assert bytes_by_kind["all-reduce"] < 0.02 * parameters
 
 
 def test_devices_that_share_parameters_have_rows_of_their_own() -> None:
     """They exchange parameters and gradients; one array of activations of 128 rows would be nearly as much."""
-    found, parameters = collective_bytes(lowered_step(MeshConfig(fsdp=4), 128))
+    bytes_by_kind, parameters = collective_bytes(lowered_step(MeshConfig(fsdp=4), 128))
     assert 4 * 128 * 24 * SHALLOW.emb_dim > parameters / 2
-    assert found["all-reduce"] < 2 * parameters and found["all-gather"] < 2 * parameters
+    assert bytes_by_kind["all-reduce"] < 2 * parameters and bytes_by_kind["all-gather"] < 2 * parameters
 
 
 @pytest.mark.slow

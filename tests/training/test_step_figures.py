@@ -46,14 +46,14 @@ def test_a_step_says_what_it_did_and_may_be_dropped() -> None:
     key = jax.random.key(1)
     params = jax.device_get(state.params)
     infinite = np.full(2, np.inf, np.float32)
-    next_state, found = step(state, batch, key, infinite)
+    next_state, figures = step(state, batch, key, infinite)
     assert any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # the state is donated
     logits = jax.jit(Network(T5).apply)(params, jax.tree.map(jnp.asarray, batch))
     weights = batch["decoder_loss_weights"]
     targets = batch["decoder_target_tokens"]
     trained, plain, correct = cross_entropy(logits, jnp.asarray(targets), LOSS)
-    for name, each in (("loss", trained), ("cross_entropy", plain), ("accuracy", correct)):
-        assert float(found[name]) == pytest.approx(float((each * weights).sum() / weights.sum()), rel=1e-5), name
+    for name, values in (("loss", trained), ("cross_entropy", plain), ("accuracy", correct)):
+        assert float(figures[name]) == pytest.approx(float((values * weights).sum() / weights.sum()), rel=1e-5), name
     compute = jax.jit(lambda params, batch: gradients(Gradient(Network(T5), LOSS), params, batch, None))
     gradient, sums = compute(params, batch)
     after = jax.device_get(next_state.params)
@@ -65,11 +65,11 @@ def test_a_step_says_what_it_did_and_may_be_dropped() -> None:
         ("parameter_norm", norm(params)),
         ("update_norm", norm(jax.tree.map(np.subtract, after, params))),
     ):
-        assert float(found[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+        assert float(figures[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
     kept = jax.device_get(next_state)  # from this step on the rate is above 0
-    _, found = step(jax.device_put(kept), batch, key, infinite)
-    limits = np.array([found["loss"], found["gradient_norm"]], np.float32)
-    below = [limits * np.array(each, np.float32) for each in ([1, 1], [0.99, 2], [2, 0.99], [np.nan, 2])]
+    _, figures = step(jax.device_put(kept), batch, key, infinite)
+    limits = np.array([figures["loss"], figures["gradient_norm"]], np.float32)
+    below = [limits * np.array(factors, np.float32) for factors in ([1, 1], [0.99, 2], [2, 0.99], [np.nan, 2])]
     for number, bounds in enumerate(below):
         ended, _ = step(jax.device_put(kept), batch, key, bounds)
         assert int(ended.step) == 2
@@ -107,17 +107,17 @@ def test_inputs_of_a_decoder_are_its_prefix() -> None:
 
 
 def collectives(jaxpr: Any) -> Counter[tuple[str, str]]:
-    """The collectives of arrays in a traced function, those of scalars left out, by name and dtype."""
-    found: Counter[tuple[str, str]] = Counter()
+    """The collectives of arrays in a traced function, scalars left out, by name and dtype."""
+    counts: Counter[tuple[str, str]] = Counter()
     for equation in jaxpr.eqns:
         for value in equation.params.values():
             for inner in value if isinstance(value, list | tuple) else [value]:
                 inner = getattr(inner, "jaxpr", inner)
-                found += collectives(inner) if hasattr(inner, "eqns") else Counter()
+                counts += collectives(inner) if hasattr(inner, "eqns") else Counter()
         name = equation.primitive.name.split("_invariant")[0]
         if name in ("psum", "reduce_scatter", "all_gather"):
-            found += Counter((name, str(invar.aval.dtype)) for invar in equation.invars if invar.aval.ndim)
-    return found
+            counts += Counter((name, str(invar.aval.dtype)) for invar in equation.invars if invar.aval.ndim)
+    return counts
 
 
 # Each choice stands beside each other one; the rest of the products are of the night.
@@ -130,8 +130,8 @@ LANDING = [
 @pytest.mark.parametrize(
     ("reduce_dtype", "parts", "sharded"),
     [
-        pytest.param(*each, marks=[pytest.mark.night] * (each not in LANDING))
-        for each in itertools.product(["auto", "float32", "bfloat16"], [1, 2], [False, True])
+        pytest.param(*choices, marks=[pytest.mark.night] * (choices not in LANDING))
+        for choices in itertools.product(["auto", "float32", "bfloat16"], [1, 2], [False, True])
     ],
 )
 def test_devices_add_their_gradients_once_in_the_dtype_that_is_asked_for(
@@ -145,16 +145,16 @@ def test_devices_add_their_gradients_once_in_the_dtype_that_is_asked_for(
     num_sharded = sum(map(bool, jax.tree.leaves(specs))) if sharded else 0
     of = Gradient(network, LOSS, parts, reduce_dtype, specs)
     traced = jax.make_jaxpr(lambda p, b: gradients(of, p, b, None))(params, tiny.batch())
-    found = collectives(traced.jaxpr)
+    counts = collectives(traced.jaxpr)
     whole = len(jax.tree.leaves(params)) - num_sharded
     if parts == 1 and reduce_dtype == "auto" and not sharded:
-        assert not found  # the compiler's
+        assert not counts  # the compiler's
         return
     dtype = "float32" if reduce_dtype == "auto" else reduce_dtype
     of_shards = "bfloat16" if reduce_dtype == "auto" and parts == 1 else dtype
     assert (num_sharded > 5) == sharded
     wanted = Counter({("psum", dtype): whole, ("all_gather", "bfloat16"): num_sharded})
-    assert found == +(wanted + Counter({("reduce_scatter", of_shards): num_sharded}))
+    assert counts == +(wanted + Counter({("reduce_scatter", of_shards): num_sharded}))
 
 
 def test_the_loss_goes_in_chunks_where_its_logits_are_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ OWN_FILE = "config.gin"  # in a run's MODEL_DIR
 # Limits for the gin files of one run, in which a file counts each time it is included.
 MOST_FILES = 100
 MOST_LETTERS = 2_000_000
-# What stands in the name of an included file for the family of the model that the run continues from.
+# In the name of an included file: the family of the model that the run continues from.
 FAMILY = "{family}"
 
 
@@ -93,7 +93,7 @@ class FileOfFamily:
     """An included file whose name has FAMILY: it is read when the model that the run continues from is known."""
 
     location: str  # of the include
-    num_before: int  # bindings that stand before it
+    num_before: int  # bindings before it
     read: Callable[[str], None]  # adds the statements of the file of a family
 
 

@@ -14,7 +14,7 @@ DEFAULTS = {"config.ModelConfig": ModelConfig, "config.ScheduleConfig": Schedule
 def unread_choices(owner: str, bound: Mapping[str, object], config: RunConfig, flag: str) -> dict[str, str]:
     """Returns each given field of a class that the run does not read -> the end of a sentence on it.
 
-    `owner` is the class as gin files name it, and `flag` what stands before a name on the command line. A field with
+    `owner` is the class as gin files name it, and `flag` what precedes a name on the command line. A field with
     its default asks for nothing.
     """
     if owner not in DEFAULTS:

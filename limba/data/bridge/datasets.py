@@ -63,8 +63,8 @@ class OfTensorflow(Dataset):
 
     A place has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
     installed TensorFlow cannot read, or that has none, is read again from the beginning. `entered` are the documents
-    that the source reads; those of an element are not known exactly. `shared` is the graph that has made the source for
-    a shard with its seeds.
+    that the source reads; an element's own documents are not known exactly. `shared` is the graph that has made the
+    source for a shard with its seeds.
 
     Examples leave TensorFlow in blocks, since each call of its iterator takes a third of a millisecond.
     """
@@ -78,7 +78,7 @@ class OfTensorflow(Dataset):
     ):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
         size = int(source.cardinality())
-        super().__init__({n: _spec(each) for n, each in spec.items()}, None if size < 0 else size)
+        super().__init__({n: _spec(tensor_spec) for n, tensor_spec in spec.items()}, None if size < 0 else size)
         self.source = source
         self.failure = failure or (lambda error: None)
         self.entered = entered
@@ -89,14 +89,14 @@ class OfTensorflow(Dataset):
         """Yields the elements; their documents are those that were handed in for the last two readings."""
         reading = _OfTensorflow(self, place)
         documents: list[list[Document]] = [[], []]
-        given = 0 if place is None else place["elements"]
+        num_done = 0 if place is None else place["elements"]
         while block := reading.next_block():
             handed = [] if self.entered is None else self.entered.take_handed()
             if handed:
                 documents = [documents[1], handed]
             first = reading.number - len(block)
             for number, element in enumerate(block, first + 1):
-                if number > given:
+                if number > num_done:
                     yield Item(element, documents[0] + documents[1], {"elements": number, "kept": reading.kept})
 
 
@@ -122,7 +122,7 @@ class _OfTensorflow:
         if self.iterator is None:
             self.iterator = self._new_iterator()
         try:
-            block: Any = tf.nest.map_structure(lambda each: each.numpy(), next(self.iterator))
+            block: Any = tf.nest.map_structure(lambda tensor: tensor.numpy(), next(self.iterator))
         except StopIteration:
             return []
         except tf.errors.OpError as error:
@@ -130,9 +130,9 @@ class _OfTensorflow:
             if failure is None:
                 raise
             raise failure from None
-        found = _examples_of(*block) if self._dataset.leaves_in_blocks else [block]
-        self.number += len(found)
-        return found
+        elements = _examples_of(*block) if self._dataset.leaves_in_blocks else [block]
+        self.number += len(elements)
+        return elements
 
     def _new_iterator(self) -> Iterator:
         source = self._dataset.source
@@ -221,8 +221,8 @@ def _examples_of(features: Mapping[str, np.ndarray], shapes: Mapping[str, np.nda
 @atexit.register
 def _close() -> None:
     """Ends the iterators: TensorFlow's threads that call Python would wait for its lock for ever as Python ends."""
-    for each in list(_OPEN):
-        each.iterator = None
+    for reading in list(_OPEN):
+        reading.iterator = None
 
 
 class _Reading:
@@ -252,8 +252,8 @@ class Numbered:
 
     def __init__(self, dataset: Dataset):
         self._dataset = dataset
-        self._size = 1 if any(each.shape for each in dataset.spec.values()) else TEXTS_A_BLOCK
-        self._readings: list[_Reading] = []  # that of the last call comes last
+        self._size = 1 if any(tensor_spec.shape for tensor_spec in dataset.spec.values()) else TEXTS_A_BLOCK
+        self._readings: list[_Reading] = []  # the last call's reading comes last
         self._restored: list[list[Place]] = []  # what `kept` was at the place that is read from
         self._handed: deque[Document] = deque(maxlen=MOST_HANDED)
         self._lock = threading.Lock()
@@ -332,19 +332,19 @@ def _elements(
     import tensorflow as tf
 
     def block(*numbers: np.int64) -> list[np.ndarray]:
-        found = block_at(*map(int, numbers))
-        return [_stacked([element[name] for element in found], each) for name, each in spec.items()]
+        elements = block_at(*map(int, numbers))
+        return [_stacked([element[name] for element in elements], tensor_spec) for name, tensor_spec in spec.items()]
 
     def in_graph(number: tf.Tensor) -> dict[str, tf.Tensor]:
         # Declared stateless, so that tf.data can save and restore the iterator.
-        kinds = [tf.as_dtype(each.dtype) for each in spec.values()]
+        kinds = [tf.as_dtype(tensor_spec.dtype) for tensor_spec in spec.values()]
         values = tf.numpy_function(block, [*first, number], kinds, stateful=False)
         pairs = zip(spec.items(), values, strict=True)
-        return {name: tf.ensure_shape(value, [None, *each.shape]) for (name, each), value in pairs}
+        return {name: tf.ensure_shape(value, [None, *tensor_spec.shape]) for (name, tensor_spec), value in pairs}
 
     blocks: Any = tf.data.Dataset.range(2**62).map(in_graph)
-    found = blocks.take_while(lambda values: tf.shape(next(iter(values.values())))[0] > 0)
-    return found.flat_map(tf.data.Dataset.from_tensor_slices)
+    until_empty = blocks.take_while(lambda values: tf.shape(next(iter(values.values())))[0] > 0)
+    return until_empty.flat_map(tf.data.Dataset.from_tensor_slices)
 
 
 class _SharedDocuments:
@@ -420,7 +420,7 @@ def in_tensorflow(dataset: tf.data.Dataset, function: Callable[[Dataset], Datase
     spec = first.spec
     if seed is not None:
         seqio.utils._NEXT_MAP_SEED = seed + SEEDS_OF_A_STEP * first.draws.step
-    signature = {name: tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for name, each in spec.items()}
+    signature = {name: tf.TensorSpec(array.shape, tf.as_dtype(array.dtype)) for name, array in spec.items()}
     return tf.data.Dataset.from_generator(make, output_signature=signature)
 
 
@@ -436,21 +436,21 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
 
     features = {name: feature_as_seqio(feature) for name, feature in arguments["output_features"].items()}
 
-    def apply(found: tf.data.Dataset) -> tf.data.Dataset:
+    def apply(stage_data: tf.data.Dataset) -> tf.data.Dataset:
         first_seed = seqio.utils._NEXT_MAP_SEED
         with noticed_ignore_errors() as ignoring:
-            made = chain(found, [by_our_encoder(step) for step in steps])
+            made = chain(stage_data, [by_our_encoder(step) for step in steps])
         if not ignoring:
             return made
         # A document that fails would take its whole block along.
         seqio.utils._NEXT_MAP_SEED = first_seed
-        return chain(found, steps)
+        return chain(stage_data, steps)
 
-    def chain(found: tf.data.Dataset, steps: Sequence[Step]) -> tf.data.Dataset:
+    def chain(transformed: tf.data.Dataset, steps: Sequence[Step]) -> tf.data.Dataset:
         for step in steps:
             choices = {**arguments, "output_features": features}
-            found = seqio.utils.add_kwargs_to_transform(step, **choices)(found)
-        return found
+            transformed = seqio.utils.add_kwargs_to_transform(step, **choices)(transformed)
+        return transformed
 
     seed = dataset.take_draws().seed_of_seqio()
     if isinstance(dataset, OfTensorflow):
@@ -460,7 +460,7 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
                 shared = OfShard(graph, dataset.shared.shard, (*dataset.shared.seeds, seed))
                 return OfTensorflow(shared.dataset(), dataset.failure, shared=shared)
         documents = None
-        found = dataset.source
+        of_source = dataset.source
         failure_of_all = dataset.failure
     else:
         documents = Numbered(dataset)
@@ -471,17 +471,17 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
             if graph is not None and not graph.calls_python:
                 shared = OfShard(graph, of_all.add(documents), (seed,))
                 return OfTensorflow(shared.dataset(), failure_of_all, documents, shared)
-        found = documents.in_tensorflow()
+        of_source = documents.in_tensorflow()
         if dataset.cardinality is not None:
-            found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
+            of_source = of_source.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
     with maps_in_turn(), seqio.map_seed_manager(seed):
-        found = apply(found)
-    return OfTensorflow(found, failure_of_all, documents)
+        of_source = apply(of_source)
+    return OfTensorflow(of_source, failure_of_all, documents)
 
 
-def _spec(each: Any) -> Spec:
-    dtype = getattr(each, "dtype", None)  # None has none, and may stand for a feature that a source leaves out
-    shape = getattr(each, "shape", None)
+def _spec(tensor: Any) -> Spec:
+    dtype = getattr(tensor, "dtype", None)  # None has none, and may stand for a feature that a source leaves out
+    shape = getattr(tensor, "shape", None)
     lengths = (None,) if shape is None or shape.rank is None else tuple(shape)
     return Spec("object" if dtype is None else dtype.name, lengths)
 

@@ -1,12 +1,13 @@
 """A source of TensorFlow that cannot be divided, such as a function or a streamed data set, for many data shards.
 
-It is opened once a process, and its documents are dealt to the shards: document n of an epoch is that of shard
+It is opened once a process, and its documents are dealt to the shards: document n of an epoch goes to shard
 n % num_shards, as `tf.data.Dataset.shard` has it. Without this, each shard would read the whole source and throw nearly
 all of it away.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import tempfile
 import threading
@@ -54,17 +55,19 @@ class Undivided:
         self.num_epochs = config.num_epochs
         self._failure_of = failure
         self._refuses_others = config.on_changed_corpus == "refuse"
-        self._expected: dict[int, Mark] = {}  # shard -> what it had taken at the position that it resumes from
-        self.marks: dict[int, Mark] = {}  # shard -> what it has taken
+        # shard -> number of documents -> their checksum, of what it had taken at the position that it resumes from
+        self._expected: dict[int, dict[int, int]] = {}
+        self._num_same: dict[int, int] = {}  # shard -> the documents that were the same as before
+        self.marks: dict[int, tuple[Mark, ...]] = {}  # shard -> what it has taken: the first 1, 2, 4, …, and all
         self._graph = SharedGraph(self._dataset)
         self._spec = source.element_spec
-        self._kinds = [each for each in _flat(self._spec) if each is not None]
+        self._kinds = [tensor_spec for tensor_spec in _flat(self._spec) if tensor_spec is not None]
         # Texts are passed on as they are: a function of TensorFlow's for each document costs more than all else here.
-        self._are_texts = all(each is not None and _is_text(each) for each in _flat(self._spec))
+        self._are_texts = all(tensor_spec is not None and _is_text(tensor_spec) for tensor_spec in _flat(self._spec))
         rows = source if self._are_texts else source.map(self._row_of)
         self.rounds = rows.batch(self.num_shards)  # a document for each shard; fewer at the end
         self._shards = set[int]()
-        self._openings: list[_Opening] = []  # that of the last call comes last
+        self._openings: list[_Opening] = []  # the last call's opening comes last
         self._lock = threading.Lock()
         self.failure: Exception | None = None  # with which the source has failed: it cannot be read on
 
@@ -73,9 +76,9 @@ class Undivided:
         """Returns whether the documents of a source can wait as bytes; data sets of data sets cannot."""
         import tensorflow as tf
 
-        kinds = [each for each in _flat(source.element_spec) if each is not None]
-        is_content = lambda each: isinstance(each, tf.TensorSpec) and each.dtype not in (tf.variant, tf.resource)
-        return bool(kinds) and all(map(is_content, kinds))
+        kinds = [tensor_spec for tensor_spec in _flat(source.element_spec) if tensor_spec is not None]
+        handles = (tf.variant, tf.resource)
+        return bool(kinds) and all(isinstance(kind, tf.TensorSpec) and kind.dtype not in handles for kind in kinds)
 
     def documents(self, shard: int) -> OfTensorflow:
         """Returns the documents of one shard, as the source has them."""
@@ -85,23 +88,27 @@ class Undivided:
             shared.dataset(), failure=lambda error: self.failure or self._failure_of(error), shared=shared
         )
 
-    def expect(self, shard: int, mark: Mark) -> None:
-        """Has the documents of a shard compared with those that it took before it was stopped."""
-        self._expected[shard] = mark
+    def expect(self, shard: int, marks: Mapping[int, int]) -> None:
+        """Has the documents of a shard compared with those that it took before it was stopped: number -> checksum."""
+        self._expected[shard] = dict(marks)
 
     def compare(self, shard: int, mark: Mark) -> None:
         """Notes what a shard has taken; InputError if they are other documents than it took before."""
         number, checksum = mark
-        if number > self.marks.get(shard, (0, 0))[0]:
-            self.marks[shard] = mark
-        if number != self._expected.get(shard, (0, 0))[0]:
+        noted = self.marks.get(shard, ())
+        if not noted or number > noted[-1][0]:
+            self.marks[shard] = (*noted[: (number - 1).bit_length()], mark)
+        expected = self._expected.get(shard, {}).pop(number, None)
+        if expected is None:
             return
-        _, expected = self._expected.pop(shard)
         if checksum == expected:
+            self._num_same[shard] = number
             return
+        del self._expected[shard]  # all that follow differ too
         sentence = (
-            f"The source of task {self.name} gives other documents than this run has read: one of the first"
-            f" {number * self.num_shards:,} is not the same"
+            f"The source of task {self.name} gives other documents than this run has read: the first other one is among"
+            f" documents {self._num_same.get(shard, 0) + 1:,} to {number:,} of data shard {shard}, which takes one in"
+            f" {self.num_shards}"
         )
         if self._refuses_others:
             raise InputError(
@@ -137,7 +144,7 @@ class Undivided:
         """Returns the tensors of a document as strings [number of tensors]."""
         import tensorflow as tf
 
-        tensors = [each for each in _flat(document) if each is not None]
+        tensors = [tensor for tensor in _flat(document) if tensor is not None]
         pairs = zip(tensors, self._kinds, strict=True)
         return tf.stack([tensor if _is_text(kind) else tf.io.serialize_tensor(tensor) for tensor, kind in pairs])
 
@@ -189,21 +196,26 @@ class Opened:
         """Returns whether the source of a task is open, and is dealt to the shards."""
         return task in self._undivided
 
-    def marks(self, shard: int) -> dict[str, Mark]:
-        """Returns task -> what a shard has taken, of the sources that are dealt."""
-        return {name: source.marks[shard] for name, source in self._undivided.items() if shard in source.marks}
+    def marks(self, shard: int) -> dict[str, list[int]]:
+        """Returns task -> the marks of what a shard has taken, one after another, of the sources that are dealt."""
+        return {
+            name: [*itertools.chain.from_iterable(source.marks[shard])]
+            for name, source in self._undivided.items()
+            if shard in source.marks
+        }
 
     def expect(self, shard: int, marks: Mapping[str, Sequence[int]]) -> None:
-        """Has the documents of a shard compared with those of these marks."""
+        """Has the documents of a shard compared with these marks."""
         for name, undivided in self._undivided.items():
             if name in marks:
-                number, checksum = marks[name]
-                undivided.expect(shard, (number, checksum))
+                numbers = marks[name][::2]
+                checksums = marks[name][1::2]
+                undivided.expect(shard, dict(zip(numbers, checksums, strict=True)))
 
     def documents(self, task: Task, config: DataConfig, shard: int, seed: int, failure: Failure) -> OfTensorflow:
         """Returns a shard's documents of a task's source: by the source's own shards where it has enough of them.
 
-        `seed` is that of the source's order.
+        `seed` is the seed of the source's order.
         """
         import seqio
 
@@ -219,8 +231,8 @@ class Opened:
         if by_source:
             return OfTensorflow(documents.repeat(config.num_epochs), failure=failure)
         if not Undivided.deals(documents):
-            own = documents.shard(num_shards, shard).repeat(config.num_epochs)
-            return OfTensorflow(own, failure=failure)
+            of_shard = documents.shard(num_shards, shard).repeat(config.num_epochs)
+            return OfTensorflow(of_shard, failure=failure)
         undivided = Undivided(task.name, documents, config, failure)
         self._undivided[task.name] = undivided
         return undivided.documents(shard)
@@ -405,7 +417,7 @@ def _is_text(kind: tf.TensorSpec) -> bool:
 
 
 def _flat(structure: object) -> Sequence[Any]:
-    """Returns the tensors, or their specs, in a document: those of ragged and sparse ones too."""
+    """Returns the tensors, or their specs, in a document, also the parts of ragged and sparse tensors."""
     import tensorflow as tf
 
     return tf.nest.flatten(structure, expand_composites=True)

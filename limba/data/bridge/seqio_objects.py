@@ -19,11 +19,11 @@ from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVoca
 
 def add(made: Iterable[Task | Mixture]) -> None:
     """Registers these in seqio's registries."""
-    for each in made:
-        if isinstance(each, Mixture):
-            seqio.MixtureRegistry.add_provider(each.name, as_seqio(each))
+    for provider in made:
+        if isinstance(provider, Mixture):
+            seqio.MixtureRegistry.add_provider(provider.name, as_seqio(provider))
         else:
-            seqio.TaskRegistry.add_provider(each.name, as_seqio(each))
+            seqio.TaskRegistry.add_provider(provider.name, as_seqio(provider))
 
 
 def as_seqio(task: Provider) -> Any:
@@ -108,8 +108,8 @@ class _Encoded(seqio.Vocabulary):
             content = text if isinstance(text, bytes) else text.item()  # a graph gives bytes, eager code an array
             return np.asarray(self.ours.encode(content.decode()), np.int32)
 
-        given = tf.convert_to_tensor(s)  # of a str, numpy_function would make an array of numpy's own strings
-        return tf.ensure_shape(tf.numpy_function(encode, [given], tf.int32, stateful=False), [None])
+        tensor = tf.convert_to_tensor(s)  # of a str, numpy_function would make an array of numpy's own strings
+        return tf.ensure_shape(tf.numpy_function(encode, [tensor], tf.int32, stateful=False), [None])
 
     def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
         def decode(row: np.ndarray) -> bytes:

@@ -72,24 +72,24 @@ def tokenize(
     encoders = _encoders(dataset.element_spec, output_features)
     if encoders is None:
         return seqio.preprocessors.tokenize(dataset, output_features, copy_pretokenized, with_eos)
-    ends = {
-        name: [output_features[name].vocabulary.eos_id] if with_eos and output_features[name].add_eos else []
-        for name in encoders
-    }
+    ends: dict[str, list[int]] = {}
+    for name in encoders:
+        feature = output_features[name]
+        ends[name] = [feature.vocabulary.eos_id] if with_eos and feature.add_eos else []
 
     def of_block(block: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        found = dict[str, Any]()
+        features = dict[str, Any]()
         for name, value in block.items():
             if name not in encoders:
-                found[name] = value
+                features[name] = value
                 continue
             if copy_pretokenized:
-                found[f"{name}_pretokenized"] = value
+                features[f"{name}_pretokenized"] = value
             ids = functools.partial(_ids_of, encoders[name], np.array(ends[name], np.int32))
             # Declared stateless, so that tf.data can save and restore the iterator.
-            found[name] = tf.numpy_function(ids, [value], tf.string, stateful=False)
-            found[name] = tf.ensure_shape(found[name], [None])
-        return found
+            features[name] = tf.numpy_function(ids, [value], tf.string, stateful=False)
+            features[name] = tf.ensure_shape(features[name], [None])
+        return features
 
     def of_document(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         decoded = {name: tf.io.decode_raw(example[name], tf.int32) for name in encoders}
@@ -120,9 +120,9 @@ def _encoders(spec: Any, output_features: Mapping[str, Any]) -> dict[str, Callab
     """
     import tensorflow as tf
 
-    if not isinstance(spec, Mapping) or not all(_has_fixed_shape(each) for each in spec.values()):
+    if not isinstance(spec, Mapping) or not all(_has_fixed_shape(tensor_spec) for tensor_spec in spec.values()):
         return None
-    found = dict[str, Callable]()
+    encoders = dict[str, Callable]()
     for name in spec:
         if name not in output_features:
             continue
@@ -131,8 +131,8 @@ def _encoders(spec: Any, output_features: Mapping[str, Any]) -> dict[str, Callab
         is_text = spec[name].dtype == tf.string and spec[name].shape.rank == 0
         if not is_ours or not is_text or isinstance(vocabulary, ByteVocabulary):
             return None
-        found[name] = encoder(vocabulary)
-    return found or None
+        encoders[name] = encoder(vocabulary)
+    return encoders or None
 
 
 def _has_fixed_shape(spec: Any) -> bool:

@@ -1,5 +1,8 @@
 """Training objectives as seqio preprocessors: span corruption, UL2, language modeling, inputs with targets.
 
+A new objective is a module here with two functions (`spans.py` shows both), and a line of `OBJECTIVES` in
+`limba/config/data.py`, by which `choice.function_of` finds them. `token_blocks.py` has what most objectives need.
+
 Part of `data/`: imports `config/`, never jax.
 """
 

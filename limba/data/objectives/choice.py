@@ -26,7 +26,7 @@ from limba.data.packing import FEATURES
 from limba.data.registry import Mixture, Task, parts_of
 from limba.data.vocabulary.shifted import StreamVocabulary
 
-PADDED = 0.05  # share of the targets that is padding in every row, from which on it is said
+PADDED = 0.05  # a larger share of padding in every row of targets is logged
 CAUSAL_LM = "causal_lm"
 
 
@@ -36,21 +36,21 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, draw
     As in seqio, those before the place of a cache get no lengths.
     """
     steps = list(task.preprocessors)
-    place = _place_of_cache(task)
+    cache_index = _place_of_cache(task)
     if is_without_tensorflow(task):  # each border to TensorFlow is slow
         steps = [own(step) for step in steps]
     dataset = documents
     dataset.draws = draws
-    if place is not None:
-        dataset = _applied(task, steps[:place], dataset, None)
-        steps = steps[place + 1 :]
+    if cache_index is not None:
+        dataset = _applied(task, steps[:cache_index], dataset, None)
+        steps = steps[cache_index + 1 :]
     return _applied(task, steps, dataset, lengths)
 
 
 def is_without_tensorflow(task: Task) -> bool:
     """Returns whether all preprocessors of a task are run here: ours, and seqio's where we have them too."""
-    place = _place_of_cache(task)
-    return all(number == place or is_plain(own(step)) for number, step in enumerate(task.preprocessors))
+    cache_index = _place_of_cache(task)
+    return all(number == cache_index or is_plain(own(step)) for number, step in enumerate(task.preprocessors))
 
 
 def _place_of_cache(task: Task) -> int | None:
@@ -72,21 +72,21 @@ def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[s
             continue
         for step in group:
             known = inspect.signature(step).parameters
-            given = {name: value for name, value in arguments.items() if name in known}
+            choices = {name: value for name, value in arguments.items() if name in known}
             before = _before_each_side(task)
             if not before or objective_of(step) is None:
-                dataset = step(dataset, **given)
+                dataset = step(dataset, **choices)
                 continue
             if lengths is not None:
-                given["sequence_length"] = {name: length - len(before) for name, length in lengths.items()}
-            dataset = _beginning_with(before, step(dataset, **given))
+                choices["sequence_length"] = {name: length - len(before) for name, length in lengths.items()}
+            dataset = _beginning_with(before, step(dataset, **choices))
     return dataset
 
 
 def _before_each_side(task: Task) -> tuple[int, ...]:
     """Returns what the template of a T5's folder for transformers puts before a text: its inputs, and its targets.
 
-    Most have nothing there. What stands before the text of one sequence is put there with its documents.
+    Most have nothing there. The ids before the text of one sequence are put there with its documents.
     """
     vocabulary = task.output_features["targets"].vocabulary
     if not isinstance(vocabulary, StreamVocabulary) or vocabulary.is_one_sequence:
@@ -144,7 +144,7 @@ def with_objective(task: Task, name: str) -> Task:
         sentence = f"is {name!r}; {hint} must be one of {', '.join(OBJECTIVES)}."
         raise ConfigError("DataConfig.objective", sentence, ("DataConfig.objective", near[0]) if near else None)
     steps = list(task.preprocessors)
-    places = [place for place, step in enumerate(steps) if objective_of(step)]
+    places = [index for index, step in enumerate(steps) if objective_of(step)]
     if len(places) != 1:
         raise ConfigError(
             "DataConfig.objective",
@@ -166,14 +166,14 @@ def with_noise(task: Task, **choices: float | None) -> Task:
 
     Raises ConfigError if its objective has no such choice.
     """
-    given = {name: value for name, value in choices.items() if value is not None}
+    chosen = {name: value for name, value in choices.items() if value is not None}
     steps = list(task.preprocessors)
-    for place, step in enumerate(steps if given else ()):
-        if objective_of(step) and set(given) <= set(inspect.signature(unwrapped(step)).parameters):
-            steps[place] = functools.partial(step, **given)
+    for index, step in enumerate(steps if chosen else ()):
+        if objective_of(step) and set(chosen) <= set(inspect.signature(unwrapped(step)).parameters):
+            steps[index] = functools.partial(step, **chosen)
             return task.replace(preprocessors=steps)
-    if given:
-        first, *others = (f"DataConfig.{name}" for name in given)
+    if chosen:
+        first, *others = (f"DataConfig.{name}" for name in chosen)
         raise ConfigError(
             first,
             f"{' '.join(['and', *others, 'are']) if others else 'is'} set, and the objective of task {task.name} has no"
@@ -189,7 +189,7 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
     transformers gives it no other one.
     """
     steps = []
-    names = [name for name, each in OBJECTIVES.items() if each.for_decoder]
+    names = [name for name, entry in OBJECTIVES.items() if entry.for_decoder]
     begins = is_masked or isinstance(task.output_features["targets"].vocabulary, StreamVocabulary)
     is_document = packed and not is_masked and CAUSAL_LM in map(objective_of, task.preprocessors)
     for step in task.preprocessors:
@@ -203,7 +203,7 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
         if objective and OBJECTIVES[objective].is_masked != is_masked:
             raise ConfigError(
                 "DataConfig.objective",
-                f"is not set, and that of task {task.name} is {objective}, which encoders learn; set it to that and"
+                f"is not set, and task {task.name} has {objective}, which encoders learn; set it to that and"
                 " ModelConfig.attention_mask to 'bidirectional', or to causal_lm.",
                 ("DataConfig.objective", objective),
             )
@@ -235,35 +235,36 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
     maximum length of each part. Raises ConfigError for lengths that are too short, and for missing targets if the
     task's objective is not one of `limba.data.objectives`. Targets longer than needed stay, with a warning.
     """
-    parts = [needed for part in parts_of(task) if (needed := _lengths_needed(part, lengths))]
-    given = lengths.get("targets")
+    needed_by_parts = [_lengths_needed(part, lengths) for part in parts_of(task)]
+    parts = [needed for needed in needed_by_parts if needed]
+    targets_length = lengths.get("targets")
     if "inputs" not in lengths:
         return _lengths_of_one_sequence(task, lengths, parts)
     if not parts:
-        if given is None:
+        if targets_length is None:
             raise ConfigError(
                 "DataConfig.task_feature_lengths",
                 f"has no 'targets', and task {task.name} has no objective from which they follow; add 'targets'.",
                 ("DataConfig.task_feature_lengths", {"inputs": lengths["inputs"], "targets": lengths["inputs"]}),
             )
-        return {"inputs": lengths["inputs"], "targets": given}
+        return {"inputs": lengths["inputs"], "targets": targets_length}
     needed = max(part["targets"] for part in parts)
     check_targets("the task's objective", lengths, needed)
-    if given is not None and given - needed > PADDED * given:
+    if targets_length is not None and targets_length - needed > PADDED * targets_length:
         logger.warning(
             "DataConfig.task_feature_lengths gives 'targets' %d and %d are used: %.0f %% of the targets are padding.",
-            given,
+            targets_length,
             needed,
-            100 * (given - needed) / given,
+            100 * (targets_length - needed) / targets_length,
         )
     inputs = {"inputs": lengths["inputs"]} if any("inputs" in part for part in parts) else {}
-    return {**inputs, "targets": given or needed}
+    return {**inputs, "targets": targets_length or needed}
 
 
 def _lengths_of_one_sequence(
     task: Task | Mixture, lengths: Mapping[str, int], needed: Sequence[Mapping[str, int]]
 ) -> dict[str, int]:
-    """Returns the lengths of the parts of a decoder-only model's row; `needed` are those of objectives of ours.
+    """Returns the lengths of the parts of a decoder-only model's row; `needed` are the lengths of Limba's objectives.
 
     A task without such an objective gets these very lengths, as T5X gives them to it, and its rows are joined later:
     {"inputs", "targets"} with a "prefix", and only {"targets"} where that is 0.
@@ -289,8 +290,8 @@ def _lengths_needed(task: Task, lengths: Mapping[str, int]) -> dict[str, int] | 
             needed = function_of(name, "_lengths")
             choices = step.keywords if isinstance(step, functools.partial) else {}
             known = inspect.signature(needed).parameters
-            given = {name: value for name, value in choices.items() if name in known}
+            fields = {name: value for name, value in choices.items() if name in known}
             num_before = len(_before_each_side(task))
-            of_text = needed({name: length - num_before for name, length in lengths.items()}, **given)
+            of_text = needed({name: length - num_before for name, length in lengths.items()}, **fields)
             return {name: length + num_before for name, length in of_text.items()}
     return None

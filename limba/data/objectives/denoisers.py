@@ -202,8 +202,8 @@ def _block_function(
         whole = np.pad(tokens, (0, num_tokens - len(tokens)))
         places = [np.flatnonzero(layout == number) for number in range(len(denoisers))]
         parts = [
-            rows(whole[edges[own][:, None] + np.arange(raws[number])], words, number)
-            for number, own in enumerate(places)
+            rows(whole[edges[indices][:, None] + np.arange(raws[number])], words, number)
+            for number, indices in enumerate(places)
         ]
         num_whole = int((edges[1:] <= len(tokens)).sum())
         in_order = np.argsort(np.concatenate(places))[:num_whole]

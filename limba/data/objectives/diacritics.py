@@ -69,7 +69,7 @@ def plain(character: str) -> str | None:
 
 def plain_letters(letters: Iterable[str]) -> dict[str, str]:
     """Returns the plain text of each letter, capitals included; InputError for a letter that has none."""
-    found: dict[str, str] = {}
+    plain_forms: dict[str, str] = {}
     for letter in letters:
         for form in dict.fromkeys((letter, letter.upper())):
             if len(form) > 1:
@@ -77,8 +77,8 @@ def plain_letters(letters: Iterable[str]) -> dict[str, str]:
             text = plain(form)
             if text is None:
                 raise InputError(f"The letter {form!r} has no plain form in Unicode; leave it out of the letters.")
-            found[form] = text
-    return found
+            plain_forms[form] = text
+    return plain_forms
 
 
 class _Plain(dict[int, str]):
@@ -153,8 +153,8 @@ def table(language: str) -> dict[int, str]:
 
     Raises InputError for a letter that cannot be written without its diacritics.
     """
-    found = plain_letters(letters_of(language))
-    return str.maketrans({**found, **({"İ": "I"} if language in DOTTED_I else {})})
+    plain_of = plain_letters(letters_of(language))
+    return str.maketrans({**plain_of, **({"İ": "I"} if language in DOTTED_I else {})})
 
 
 def stripper(language: str, transliterate: str = "letters") -> Callable[[str], str]:
@@ -179,7 +179,7 @@ def normalized(text: str, language: str) -> str:
 
 
 def stripped(text: str, language: str, share: float = 1.0, transliterate: str = "letters") -> str:
-    """Returns the text without diacritics, or without those of a random share of its words.
+    """Returns the text without diacritics, or with them removed from a random share of its words.
 
     The choice of words depends only on the text, so that a stream can be resumed.
 
@@ -236,7 +236,7 @@ def restore_diacritics(
         parts = [part for part in parts if bases.search(strip(part))]
         plain = [stripped(part, language, share, transliterate) for part in parts]
         inputs = [text.upper() for text in plain] if capitals else plain
-        return [(given.encode(), part.encode()) for given, part in zip(inputs, parts, strict=True)]
+        return [(without.encode(), part.encode()) for without, part in zip(inputs, parts, strict=True)]
 
     return functools.partial(_restore, pairs=pairs, bytes_per_token=bytes_per_token)
 
@@ -252,7 +252,9 @@ def _restore(
 ) -> Dataset:
     """The preprocessor of `restore_diacritics`, whose choices are the last two arguments."""
     limit = min(sequence_length.values()) - 1 if sequence_length else 512
-    vocabulary = output_features["targets"].vocabulary if bytes_per_token is None and output_features else None
+    vocabulary = None
+    if bytes_per_token is None and output_features:
+        vocabulary = output_features["targets"].vocabulary
     pairs = functools.partial(pairs, limit=limit, ratio=bytes_per_token, vocabulary=vocabulary)
 
     others = {name: kind for name, kind in dataset.spec.items() if name != "text"}

@@ -50,8 +50,8 @@ def masked_lm(
     `noise_density` is the share of a row's tokens that are hidden: its own number of them is one of the two nearest
     integers, with that mean. Of these, `mask_share` are shown as the mask, half of the others as a random token, and
     half as they are; 1 shows only masks (BERT: 0.8; Wettig et al. 2023, arXiv:2202.08005: a density of 0.4 and only
-    masks are no worse). Ends of sequence, unknown and other tokens that spell nothing are never hidden, and are no
-    random token. A hidden token's id in the inputs has PREDICTED added. Rows are those of `causal_lm`. Of these,
+    masks are no worse). Ends of sequence, unknown and other tokens that spell nothing are never hidden, nor drawn as
+    random tokens. A hidden token's id in the inputs has PREDICTED added. Rows are made as by `causal_lm`. Of these,
     `causal_share`, evenly spread, are read causally, so that each token is predicted from those before it (Charpentier
     & Samuel 2024, arXiv:2410.24159): CAUSAL and PREDICTED are added to all of their inputs. Raises InputError for a
     vocabulary without a mask.
@@ -104,14 +104,14 @@ def _masked(
         borders = np.floor((number * rows_per_block + np.arange(len(block) + 1)) * shares[2])
         for row in np.flatnonzero(np.diff(borders)):
             shown[row] = targets[row] + (PREDICTED + CAUSAL)
-        return [{"inputs": each, "targets": row} for each, row in zip(shown, targets, strict=True)]
+        return [{"inputs": masked_row, "targets": row} for masked_row, row in zip(shown, targets, strict=True)]
 
     return rows.map_groups(rows_per_block, hidden, dict.fromkeys(("inputs", "targets"), TOKENS))
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
-    """Returns bool [ids]: the pieces that spell text, which can be hidden; the mask is none of them."""
-    spelled = np.array([bool(each) for each in piece_texts(vocabulary, vocabulary.vocab_size)])
+    """Returns bool [ids]: the pieces that spell text, which can be hidden; the mask is not among them."""
+    spelled = np.array([bool(text) for text in piece_texts(vocabulary, vocabulary.vocab_size)])
     spelled[mask_id(vocabulary)] = False
     return spelled
 
@@ -162,9 +162,9 @@ def _fitting(sizes: np.ndarray, most: int) -> np.ndarray:
     """Returns bool [n]: the words that are taken, one after another, each if there is room for it in `most` tokens."""
     fits = np.cumsum(sizes) <= most
     left = most - int(sizes[fits].sum())
-    for place in range(int(fits.sum()), len(sizes)):
+    for index in range(int(fits.sum()), len(sizes)):
         if not left:
             break
-        fits[place] = sizes[place] <= left
-        left -= int(sizes[place]) * bool(fits[place])
+        fits[index] = sizes[index] <= left
+        left -= int(sizes[index]) * bool(fits[index])
     return fits

@@ -63,10 +63,10 @@ def raw_and_targets(
             f"{noise_density} with DataConfig.mean_noise_span_length {mean_noise_span_length} is not possible; "
             "give a density between 0 and 1 and a mean span of 1 or more.",
         )
-    found = _fitting_lengths(inputs_length, noise_density, mean_noise_span_length)
-    if found is None:
+    lengths = _fitting_lengths(inputs_length, noise_density, mean_noise_span_length)
+    if lengths is None:
         raise _advice(inputs_length, noise_density, mean_noise_span_length)
-    return found
+    return lengths
 
 
 def span_corruption_lengths(

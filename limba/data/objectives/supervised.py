@@ -40,16 +40,16 @@ def tokenize(
     ends = {name: _end(feature) for name, feature in features.items() if with_eos and feature.add_eos}
 
     def tokenized(example: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(example)
+        tokens = dict(example)
         for name in names:
-            (found[name],) = encoders[name]([example[name]])
+            (tokens[name],) = encoders[name]([example[name]])
             if len(begins[name]):
-                found[name] = np.concatenate([begins[name], found[name]])
+                tokens[name] = np.concatenate([begins[name], tokens[name]])
             if name in ends:
-                found[name] = np.append(found[name], ends[name])
+                tokens[name] = np.append(tokens[name], ends[name])
             if copy_pretokenized:
-                found[f"{name}_pretokenized"] = example[name]
-        return found
+                tokens[f"{name}_pretokenized"] = example[name]
+        return tokens
 
     texts = {f"{name}_pretokenized": dataset.spec[name] for name in names if copy_pretokenized}
     return dataset.map(tokenized, {**texts, **dataset.spec, **dict.fromkeys(names, TOKENS)})
@@ -86,7 +86,7 @@ def append_eos_after_trim(
 def begin_of(vocabulary: Vocabulary, is_first: bool) -> np.ndarray:
     """Returns what the template of a folder for transformers puts before a feature's text, the first one or another.
 
-    What a language model reads begins once, before the first one, with a start that is no part of it.
+    What a language model reads begins once, before the first one, with a start that is not part of it.
     """
     if not isinstance(vocabulary, StreamVocabulary):
         return np.array([], np.int32)
@@ -112,9 +112,9 @@ def own(step: Step) -> Step:
     function = unwrapped(step)
     if getattr(function, "__module__", "") != "seqio.preprocessors" or name_of(step) not in OF_SEQIO:
         return step
-    found = OF_SEQIO[name_of(step)]
+    ours = OF_SEQIO[name_of(step)]
     choices = getattr(step, "keywords", None)
-    return functools.partial(found, **choices) if choices else found
+    return functools.partial(ours, **choices) if choices else ours
 
 
 def text_of(example: Mapping[str, Any], name: str, vocabulary: Vocabulary) -> str:
@@ -160,8 +160,8 @@ def is_supervised(task: Task) -> bool:
 
 def input_end_of(task: Task | Mixture) -> int | None:
     """Returns the model's id that ends each input of a supervised task; None where there is none, or no inputs."""
-    found = {_input_end(part) for part in parts_of(task)}
-    return found.pop() if len(found) == 1 else None
+    end_ids = {_input_end(part) for part in parts_of(task)}
+    return end_ids.pop() if len(end_ids) == 1 else None
 
 
 def _input_end(task: Task) -> int | None:

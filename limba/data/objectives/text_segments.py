@@ -52,17 +52,17 @@ def segments_of(text: str, count: Count, limit: int, level: int = LINES) -> list
     >>> segments_of("One two. Three\\n\\nfour", len, 9)
     [Segment(text='One two.', after=' '), Segment(text='Three', after='\\n\\n'), Segment(text='four', after='')]
     """
-    found: list[Segment] = []
+    segments: list[Segment] = []
     for part in _cut(text, count, limit, level):
         core = part.strip()
         before = part[: len(part) - len(part.lstrip())] if core else part
-        if before and found:
-            found[-1] = found[-1]._replace(after=found[-1].after + before)
+        if before and segments:
+            segments[-1] = segments[-1]._replace(after=segments[-1].after + before)
         elif before:
-            found.append(Segment("", before))
+            segments.append(Segment("", before))
         if core:
-            found.append(Segment(core, part[len(before) + len(core) :]))
-    return found
+            segments.append(Segment(core, part[len(before) + len(core) :]))
+    return segments
 
 
 def joined(segments: Sequence[Segment], texts: Sequence[str] | None = None) -> str:
@@ -93,24 +93,24 @@ def _is_spaced(read: str, written: str) -> bool:
 def _cut(text: str, count: Count, limit: int, level: int) -> Iterator[str]:
     """Yields the parts of a text from this level on; lines are never put together."""
     pieces = [piece for piece in _LEVELS[level].findall(text) if piece]
-    place = 0
-    while place < len(pieces):
-        taken = 1 if level == LINES else _fitting(pieces, place, count, limit)
-        part = "".join(pieces[place : place + taken])
-        place += taken
+    start = 0
+    while start < len(pieces):
+        taken = 1 if level == LINES else _fitting(pieces, start, count, limit)
+        part = "".join(pieces[start : start + taken])
+        start += taken
         if taken == 1 and level + 1 < len(_LEVELS) and count(part.strip()) > limit:
             yield from _cut(part, count, limit, level + 1)
         else:
             yield part
 
 
-def _fitting(pieces: Sequence[str], place: int, count: Count, limit: int) -> int:
+def _fitting(pieces: Sequence[str], start: int, count: Count, limit: int) -> int:
     """Returns how many pieces from a place on fit together, at least 1. A longer text has no fewer tokens."""
 
     def fits(number: int) -> bool:
-        return count("".join(pieces[place : place + number]).strip()) <= limit
+        return count("".join(pieces[start : start + number]).strip()) <= limit
 
-    most = len(pieces) - place
+    most = len(pieces) - start
     high = 1
     while high < most and fits(min(2 * high, most)):
         high = min(2 * high, most)
@@ -128,18 +128,12 @@ def long_inputs_of(task: object) -> str:
     A preprocessor says it by its attribute `long_inputs`; a mixture does what its tasks do if they agree.
     """
     parts = list(getattr(task, "tasks", None) or ([] if task is None else [task]))
-    found = {
-        next(
-            (
-                kind
-                for step in getattr(part, "preprocessors", ())
-                if (kind := getattr(getattr(step, "func", step), "long_inputs", None))
-            ),
-            "cut",
-        )
-        for part in parts
-    }
-    return found.pop() if len(found) == 1 else "cut"
+    answers = set()
+    for part in parts:
+        steps = getattr(part, "preprocessors", ())
+        kinds = [getattr(getattr(step, "func", step), "long_inputs", None) for step in steps]
+        answers.add(next(filter(None, kinds), "cut"))
+    return answers.pop() if len(answers) == 1 else "cut"
 
 
 @preprocessor

@@ -103,11 +103,11 @@ def stacked(parts: Sequence[Rows]) -> Rows:
 
 def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> None:
     """Raises ConfigError if targets are configured and too short."""
-    given = lengths.get("targets")
-    if given is not None and given < needed:
+    targets_length = lengths.get("targets")
+    if targets_length is not None and targets_length < needed:
         raise ConfigError(
             "DataConfig.task_feature_lengths",
-            f"gives 'targets' {given}, and {objective} of {lengths['inputs']} inputs needs "
+            f"gives 'targets' {targets_length}, and {objective} of {lengths['inputs']} inputs needs "
             f"{needed}; give {needed}, or leave 'targets' out.",
             ("DataConfig.task_feature_lengths", {"inputs": lengths["inputs"]}),
         )
@@ -165,8 +165,8 @@ class Sentinels:
         if table is None:
             return rows_of
 
-        def rows(*given: Any) -> Rows:
-            made = dict(rows_of(*given))
+        def rows(*arguments: Any) -> Rows:
+            made = dict(rows_of(*arguments))
             for name in ("inputs", "targets"):
                 ids = made[name]
                 made[name] = np.where(ids >= size, table[np.maximum(ids - size, 0)], ids)
@@ -219,13 +219,13 @@ def tokenizer_of(
     name = "tokens" if "tokens" in dataset.spec else "text"
     vectors = encoder(vocabulary)
     if name == "tokens":
-        vectors = lambda ids: [np.frombuffer(each, "<i4") + offset for each in ids]
+        vectors = lambda ids: [np.frombuffer(id_bytes, "<i4") + offset for id_bytes in ids]
 
     def tokens(documents: Sequence[bytes]) -> list[np.ndarray]:
-        found = [vector.astype(np.int32, copy=False) for vector in vectors(documents)]
+        token_ids = [vector.astype(np.int32, copy=False) for vector in vectors(documents)]
         if len(begin) + len(end):
-            found = [np.concatenate([begin, vector, end]) if len(vector) else vector for vector in found]
-        return found
+            token_ids = [np.concatenate([begin, vector, end]) if len(vector) else vector for vector in token_ids]
+        return token_ids
 
     return name, tokens
 

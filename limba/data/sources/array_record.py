@@ -94,7 +94,7 @@ def example_class() -> Any:
 
 
 def features_of(record: bytes) -> Mapping[str, Any]:
-    """Returns the features of a record; an error of protobuf where it is none."""
+    """Returns the features of a record; protobuf's error where it is not a tf.train.Example."""
     return example_class().FromString(record).features.feature
 
 
@@ -129,10 +129,10 @@ class _Records:
     def __getitem__(self, numbers: np.ndarray) -> list[bytes | None]:
         """Returns the documents of these records, None or b"" for one without a value in a column."""
         files = np.searchsorted(self._ends, numbers, side="right")
-        found: list[bytes | None] = [None] * len(numbers)
+        documents: list[bytes | None] = [None] * len(numbers)
         for file in np.unique(files):
             places = np.flatnonzero(files == file)
-            inside = [int(numbers[place] - self._ends[file] + self.counts[file]) for place in places]
+            inside = [int(numbers[index] - self._ends[file] + self.counts[file]) for index in places]
             try:
                 with self._locks[file]:
                     records = self._readers[file].read(inside)
@@ -140,9 +140,9 @@ class _Records:
                 raise InputError(
                     f"{self.paths[file]} cannot be read at record {inside[0]} ({error}); write it again."
                 ) from error
-            for place, record in zip(places, records, strict=True):
-                found[place] = self._document(record, self.paths[file])
-        return found
+            for index, record in zip(places, records, strict=True):
+                documents[index] = self._document(record, self.paths[file])
+        return documents
 
     def _document(self, record: bytes, path: str) -> bytes | None:
         try:
@@ -282,8 +282,8 @@ class _ShardRecords(Share):
             keys = reading.words(Purpose.RECORDS, epoch).raw(FEISTEL_ROUNDS)
             order = permuted(order, self._total, keys)
         numbers = order + np.searchsorted(self._gaps, order, side="right")
-        found = source.records_at(reading.split, numbers)
-        return [(number, text) for number, text in found if text and source.filtered(reading.split, [text])]
+        records = source.records_at(reading.split, numbers)
+        return [(number, text) for number, text in records if text and source.filtered(reading.split, [text])]
 
     def epochs(self, epoch: int, num_read: int, num_ended: int) -> float:
         if self._dealt is not None:

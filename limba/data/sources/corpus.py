@@ -56,9 +56,9 @@ class Corpora:
         for task, marks in self.files.items():
             folder, names = self._names[task]
             rows = [
-                [place, name, mark.size, mark.content, mark.time]
-                for place, (mark, name) in enumerate(zip(marks, names, strict=True))
-                if (first + place) % num_shards == shard
+                [index, name, mark.size, mark.content, mark.time]
+                for index, (mark, name) in enumerate(zip(marks, names, strict=True))
+                if (first + index) % num_shards == shard
             ]
             table[task] = {"folder": folder, "files": rows}
             first += len(marks)
@@ -70,8 +70,8 @@ def unpacked_table(data: bytes) -> dict[str, dict[int, Mark]]:
     table = json.loads(zlib.decompress(data))
     return {
         task: {
-            int(place): Mark(f"{part['folder']}/{name}" if part["folder"] else name, size, content, time)
-            for place, name, size, content, time in part["files"]
+            int(index): Mark(f"{part['folder']}/{name}" if part["folder"] else name, size, content, time)
+            for index, name, size, content, time in part["files"]
         }
         for task, part in table.items()
     }
@@ -110,11 +110,10 @@ class Changes:
 
 
 def _change(then: Mark, now: Mark, step: int) -> str:
-    sizes = (
-        f"{then.size:,} bytes as then, with other content"
-        if then.size == now.size and then.size is not None
-        else f"{_bytes(then.size)} then, {_bytes(now.size).removesuffix(' bytes')} now"
-    )
+    if then.size == now.size and then.size is not None:
+        sizes = f"{then.size:,} bytes as then, with other content"
+    else:
+        sizes = f"{_bytes(then.size)} then, {_bytes(now.size).removesuffix(' bytes')} now"
     return f"{without_credentials(now.path)} has changed since step {step:,}: {sizes}"
 
 
@@ -130,13 +129,13 @@ def changes(then: Mapping[int, Mark], num_files: int, now: Sequence[Mark]) -> Ch
     """
     places = sorted(then)
     paths = [without_credentials(mark.path) for mark in now]
-    is_same_place = not {then[place].path for place in places}.isdisjoint(paths)
+    is_same_place = not {then[index].path for index in places}.isdisjoint(paths)
     old_names = [then[at].path for at in places] if is_same_place else _relative(then[at] for at in places)[1]
     new_names = paths if is_same_place else _relative(now)[1]
     by_name = dict(zip(new_names, now, strict=True))
     changes = Changes()
-    for name, place in zip(old_names, places, strict=True):
-        mark = then[place]
+    for name, index in zip(old_names, places, strict=True):
+        mark = then[index]
         other = by_name.get(name)
         if other is None:
             changes.vanished.append(mark)

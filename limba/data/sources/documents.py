@@ -2,7 +2,7 @@
 
 An epoch is a permutation of units. A shard reads its share of them: 16 units at a time (fewer in a mixture of many
 tasks), one document from each in turn, and the documents of a chunk in random order. All of it follows from seed, task,
-epoch, unit and chunk. So there is no shuffle buffer, and a place holds numbers and no text.
+epoch, unit and chunk. So there is no shuffle buffer, and a place holds numbers, never text.
 
 Where documents are not counted, a shard reads whole units. Counted ones are dealt one by one: each shard has a
 contiguous part of the epoch's order, so a unit is read by one shard, or by two where a part ends inside it, and shards
@@ -202,8 +202,8 @@ class WholeUnits(_UnitShare):
         reading = self.reading
         total = len(self.units)
         units = reading.unit_order(epoch, total) if reading.shuffle else np.arange(total)
-        own = units if self._divides_rows else units[reading.shard :: reading.num_shards]
-        return [Part(unit) for unit in own.tolist()]
+        of_reading = units if self._divides_rows else units[reading.shard :: reading.num_shards]
+        return [Part(unit) for unit in of_reading.tolist()]
 
     def chosen(self, epoch: int, part: Part, chunk: int) -> Chosen | None:
         reading = self.reading
@@ -269,10 +269,10 @@ class DealtUnits(_UnitShare):
         stop = start + int(share[reading.shard])
         first, last = np.searchsorted(ends, [start, stop - 1], side="right") if stop > start else (0, -1)
         parts = []
-        for place in range(int(first), int(last) + 1):
-            unit = int(permuted[place])
+        for index in range(int(first), int(last) + 1):
+            unit = int(permuted[index])
             size = int(self._sizes[unit])
-            before = int(ends[place]) - size
+            before = int(ends[index]) - size
             if size:
                 parts.append(Part(unit, max(start - before, 0), min(stop - before, size)))
         return parts
@@ -291,7 +291,10 @@ class DealtUnits(_UnitShare):
 
     def first_chunk(self, part: Part) -> int:
         chunk = 0
-        while part.start > 0 and (end := self._before(part.unit, chunk + 1)) is not None and end <= part.start:
+        while part.start > 0:
+            end = self._before(part.unit, chunk + 1)
+            if end is None or end > part.start:
+                break
             chunk += 1
         return chunk
 

@@ -55,7 +55,7 @@ def hub_name(text: str) -> HubName | None:
 
 
 def hub_corpus(data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0) -> HubSource | None:
-    """Returns the source of a hub data set that is named in the place of files; None if files are named.
+    """Returns the source of a hub data set that is named instead of files; None if files are named.
 
     Raises ConfigError for several data sets, and for a data set beside files.
     """
@@ -158,10 +158,10 @@ class HubSource(UnitSource):
             raise InputError(f"{self.name} has no data files of its own; set DataConfig.data_files to its files.")
         there = {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
         splits = dict(there)
-        for own, theirs in self._own_names.items():
+        for ours, theirs in self._own_names.items():
             if theirs in there:
-                splits[own] = there[theirs]
-            elif theirs != own and self.is_named:
+                splits[ours] = there[theirs]
+            elif theirs != ours and self.is_named:
                 raise InputError(f"{self.name} has no split {theirs!r}; it has {', '.join(there)}: name one of these.")
         if splits.get("validation") == splits.get("train"):
             splits.pop("validation", None)  # a part of it is used for validation

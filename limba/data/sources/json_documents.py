@@ -85,26 +85,27 @@ def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
         text, rest = _whole_text(data, offset, is_over)
         used = 0
         while True:
-            place = _past_white(text, used)
-            if text[place : place + 1] == "]":
-                place += 1
-                _check_end(text[place:].encode() + rest, file, b"{" in match[0], offset + len(text[:place].encode()))
+            position = _past_white(text, used)
+            if text[position : position + 1] == "]":
+                position += 1
+                end = offset + len(text[:position].encode())
+                _check_end(text[position:].encode() + rest, file, b"{" in match[0], end)
                 return
-            has_comma = text[place : place + 1] == ","
-            if place < len(text) and has_comma == is_first:
+            has_comma = text[position : position + 1] == ","
+            if position < len(text) and has_comma == is_first:
                 reason = "a comma before its first record" if is_first else "two of its records have no comma between"
-                raise JsonError(reason, offset + len(text[:place].encode()))
-            place = _past_white(text, place + has_comma)
+                raise JsonError(reason, offset + len(text[:position].encode()))
+            position = _past_white(text, position + has_comma)
             try:
-                record, end = decoder.raw_decode(text, place)
+                record, end = decoder.raw_decode(text, position)
             except (ValueError, RecursionError) as error:
                 if is_over or len(data) > MOST_BYTES:
-                    reason = str(error).split(":")[0] if place < len(text) else "it ends within the array"
-                    raise JsonError(reason, offset + len(text[:place].encode())) from None
+                    reason = str(error).split(":")[0] if position < len(text) else "it ends within the array"
+                    raise JsonError(reason, offset + len(text[:position].encode())) from None
                 break
             if end == len(text) and not is_over and not isinstance(record, list | dict | str):
                 break  # a number may continue
-            yield offset + len(text[:used].encode()) if place < 1 << 16 else offset, record
+            yield offset + len(text[:used].encode()) if position < 1 << 16 else offset, record
             used = end
             is_first = False
         consumed = len(text[:used].encode())
@@ -115,14 +116,14 @@ def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
         data += more
 
 
-def _past_white(text: str, place: int) -> int:
+def _past_white(text: str, position: int) -> int:
     """Returns the first place from this one on that is not white space."""
-    match = _WHITE.match(text, place)
-    return match.end() if match else place
+    match = _WHITE.match(text, position)
+    return match.end() if match else position
 
 
 def _check_end(data: bytes, file: IO[bytes], is_in_object: bool, offset: int) -> None:
-    """Raises JsonError for what follows an array and is no JSON: anything, or what does not end the object around it.
+    """Raises JsonError for what may not follow an array: anything, or what does not end the object around it.
 
     `data` is what was read of it, from `offset` on; the rest is still in the file.
     """
@@ -225,11 +226,11 @@ def flat(value: Any, column: str) -> Any:
     return value
 
 
-def not_text(place: str, value: object, column: str, kind: type[InputError] = InputError) -> InputError:
+def not_text(location: str, value: object, column: str, kind: type[InputError] = InputError) -> InputError:
     """Returns the error for a value that is not text."""
     held = f"{type(value).__name__} in column {column!r}, not text"
     better = "another one"
     if column == TOKENS and isinstance(value, list):
         held = f"words in column {column!r}, a name for ids"
         better = f"'{column}[]'"
-    return kind(f"{place} holds {held}; set DataConfig.column to {better}.", field="DataConfig.column")
+    return kind(f"{location} holds {held}; set DataConfig.column to {better}.", field="DataConfig.column")

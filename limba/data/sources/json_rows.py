@@ -72,8 +72,8 @@ def json_records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
                 yield 0, json_documents.object_over_lines(file)
                 return
         except json_documents.JsonError as error:
-            place = line_at(unit.path, error.offset)
-            raise RecordError(f"{unit.path} {place} is not JSON ({reason_of(error)}); correct it.") from None
+            location = line_at(unit.path, error.offset)
+            raise RecordError(f"{unit.path} {location} is not JSON ({reason_of(error)}); correct it.") from None
     for offset, line in lines_of(unit, file):
         text = decoded(unit, offset, line)
         if text and not text.isspace():
@@ -81,17 +81,20 @@ def json_records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
 
 
 def record_of(unit: Unit, offset: int, text: str, number: int = 0) -> object:
-    """Returns the value of a line of JSON, whose number is counted if it is not given; RecordError if it is none."""
+    """Returns the value of a line of JSON; RecordError if it is not JSON. A number that is not given is counted."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         hint = hint_on_array(unit.path) if text.lstrip()[:1] == "[" else ""
         if text.strip() == "{":
             hint = f"; an object over several lines: {json_documents.AS_LINES}"
-        place = f"line {number}" if number else line_at(unit.path, offset)
-        fix = in_place(unit.path, f"sed {place[5:]}d {{}}") if place[5:].isdigit() and unit.stop else None
+        location = f"line {number}" if number else line_at(unit.path, offset)
+        fix = None
+        line_number = location.removeprefix("line ")
+        if line_number.isdigit() and unit.stop:
+            fix = in_place(unit.path, f"sed {line_number}d {{}}")
         raise RecordError(
-            f"{unit.path} {place} is not JSON ({reason_for(error)}){hint or '; correct the line'}.", fix=fix
+            f"{unit.path} {location} is not JSON ({reason_for(error)}){hint or '; correct the line'}.", fix=fix
         ) from None
 
 
@@ -108,7 +111,7 @@ def is_alone(unit: Unit, file: Any, offset: int) -> bool:
 def rows_of_columns(unit: Unit, record: Mapping[str, Any], columns: Sequence[str]) -> list[dict[str, object]] | None:
     """Returns the rows of an object whose values are columns, as pandas and `datasets` read it; None if it is a row.
 
-    It is one if a wanted column is a list of what a row may hold. A value that is no list stands in every row.
+    It is one if a wanted column is a list of what a row may hold. A value that is not a list is repeated in every row.
     """
     record = {name: json_documents.without_index(value) for name, value in record.items()}
     if not any(json_documents.is_column(record, column) for column in columns):
@@ -117,8 +120,8 @@ def rows_of_columns(unit: Unit, record: Mapping[str, Any], columns: Sequence[str
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name!r} {length:,}" for name, length in lengths.items())
         raise InputError(
-            f"{unit.path} is one object of columns, which have not as many texts ({told}); give it as one object in"
-            " each line, with the suffix .jsonl."
+            f"{unit.path} is one object of columns, which have different numbers of texts ({told}); give it as one"
+            " object in each line, with the suffix .jsonl."
         )
     num_rows = next(iter(lengths.values()))
     say_once(

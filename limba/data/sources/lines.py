@@ -79,9 +79,10 @@ def decoded(unit: Unit, offset: int, line: bytes) -> str:
             raise RecordError(
                 f"{unit.path} holds {kind}, which its name does not say; give it the ending for that, or unpack it."
             ) from None
-        place = line_at(unit.path, offset)
+        location = line_at(unit.path, offset)
         raise RecordError(
-            f"{unit.path} is not UTF-8 at byte {offset + error.start} ({place}); convert it, for instance with iconv.",
+            f"{unit.path} is not UTF-8 at byte {offset + error.start} ({location});"
+            " convert it, for instance with iconv.",
             fix=in_utf8(unit.path),
         ) from None
     # A letter of UTF-16 has a byte that is a control character in UTF-8, and a space or line end has NUL.
@@ -123,7 +124,7 @@ def line_at(path: str, offset: int) -> str:
 
 
 def _packed_kind(path: str) -> str:
-    """Returns what a file holds that is no text, by its first bytes; "" if that is not known."""
+    """Returns what a file that is not text holds, by its first bytes; "" if that is not known."""
     with contextlib.suppress(OSError), _again(path) as file:
         head = file.read(8)
         return next((kind for beginning, kind in _BEGINNINGS.items() if head.startswith(beginning)), "")

@@ -17,8 +17,8 @@ from limba.data.draws import Draws, Purpose, Words
 class Counts:
     """The documents of each unit of a split, in order.
 
-    `sizes` are those of the units. `chunks` are those of each unit's chunks, where the corpus has been read, and () if
-    not; `sizes` are then what its files say, which may differ by documents that are empty or in another split.
+    `sizes` are the units' sizes. `chunks` are the sizes of each unit's chunks, where the corpus has been read, and ()
+    if not; `sizes` are then what its files say, which may differ by documents that are empty or in another split.
     `left_out` are the numbers of the records of ArrayRecord files that are in no epoch.
     """
 
@@ -112,7 +112,7 @@ def open_units(num_tasks: int) -> int:
 
 
 def shard_of_row(row: Row, unit: int, chunk: int, num_shards: int) -> Row:
-    """Returns the shard that takes a document, or those of many, where there are fewer units than shards."""
+    """Returns the shard that takes a document, or an array of them for many, where units are fewer than shards."""
     return (row + unit + CHUNK_STRIDE * chunk) % num_shards
 
 

@@ -50,7 +50,7 @@ def parquet_values(
     ranges = [_column_range(metadata.row_group(group), column, size) for column in columns]
     start = min(start for start, _ in ranges)
     stop = max(stop for _, stop in ranges)
-    place = f"{path}, row group {group},"
+    location = f"{path}, row group {group},"
     try:
         with open_file(path, policy, start, stop, size) as file:
             parquet = pyarrow.parquet.ParquetFile(
@@ -66,7 +66,7 @@ def parquet_values(
     except ReadError:
         raise
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise UnitError(f"{place} cannot be read as parquet ({reason_of(error)}); check the file.") from error
+        raise UnitError(f"{location} cannot be read as parquet ({reason_of(error)}); check the file.") from error
 
 
 def parquet_rows(path: str, group: int, policy: ReadPolicy, size: int, metadata: FileMetaData) -> Iterator[dict]:

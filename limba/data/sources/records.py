@@ -65,10 +65,10 @@ def _json_records(unit: Unit, file: Any, columns: Sequence[str]) -> Iterator[tup
     else:
         values = _numbered_records(unit, file)
     for number, offset, value in values:
-        place, record = _checked(f"{unit.path} line {number}", value, ())
+        location, record = _checked(f"{unit.path} line {number}", value, ())
         rows = rows_of_columns(unit, record, columns) if is_alone(unit, file, offset) else None
         if rows is None:
-            yield place, record
+            yield location, record
         else:
             yield from ((f"{unit.path} entry {entry}", row) for entry, row in enumerate(rows, 1))
 
@@ -81,14 +81,14 @@ def _numbered_records(unit: Unit, file: Any) -> Iterator[tuple[int, int, object]
             yield number, offset, record_of(unit, offset, text, number)
 
 
-def _checked(place: str, record: object, columns: Sequence[str]) -> tuple[str, Columns]:
+def _checked(location: str, record: object, columns: Sequence[str]) -> tuple[str, Columns]:
     if isinstance(record, str) and len(columns) == 1:  # of an array of texts
-        return place, {columns[0]: record}
+        return location, {columns[0]: record}
     if not isinstance(record, Mapping):
-        path = place.rsplit(" ", 2)[0]
+        path = location.rsplit(" ", 2)[0]
         hint = hint_on_array(path) if isinstance(record, list) else "; write one in each line"
-        raise RecordError(f"{place} is no object with columns{hint}.")
-    return place, record
+        raise RecordError(f"{location} is not an object with columns{hint}.")
+    return location, record
 
 
 def _table_records(

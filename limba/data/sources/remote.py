@@ -209,8 +209,10 @@ def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T]) -> T:
 
 
 def _as_read_error(error: Exception, seconds: float) -> ReadError:
+    cause: BaseException = error
     # fsspec raises FileNotFoundError whatever has happened, with the real error as its cause.
-    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        cause = error.__cause__
     if isinstance(cause, TimeoutError):
         return ReadError(f"there was no complete response within {seconds:g} seconds", is_temporary=True)
     response = getattr(cause, "response", None)
@@ -312,7 +314,7 @@ def open_file(
 
 
 def in_place(path: str, command: str) -> str | None:
-    """Returns the shell's commands that put what `command` makes of a local file, {}, in its place; None if it is none.
+    """Returns the shell's commands that replace a local file, {}, by what `command` makes of it; None if it is remote.
 
     >>> in_place("a b.txt", "sed 7d {}")
     "mv 'a b.txt' 'a b.txt'.old; sed 7d 'a b.txt'.old > 'a b.txt'"

@@ -10,193 +10,18 @@ import itertools
 import logging
 import re
 import threading
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 from limba.config import ConfigError, InputError
-from limba.data.sources import columns, listing, readers, remote
-from limba.data.sources.failures import UnitError
+from limba.data.sources import columns, listing, readers
+from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
 from limba.data.sources.order import Counts, fewer_shards, shard_of_row
-from limba.data.sources.parquet import TOKENS, read_footer
+from limba.data.sources.parquet import TOKENS
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
 logger = logging.getLogger(__name__)
-
-
-class OpenUnits:
-    """The units that are open before a chunk, of all sources of this process: the oldest are closed first."""
-
-    MOST = 512
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # Python may collect a reader of chunks, and call `close_of`, at any place
-        self._numbers = itertools.count()
-        self._open: OrderedDict[tuple[int, listing.Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def new_owner(self) -> int:
-        """Returns the number by which a reader of chunks knows its own."""
-        return next(self._numbers)
-
-    def take(self, owner: int, unit: listing.Unit, chunk: int) -> Iterator[list[bytes]] | None:
-        """Returns a reader of the unit whose next chunk is this one; None if none is open."""
-        key = (owner, unit, chunk)
-        with self._lock:
-            waiting = self._open.get(key)
-            if waiting is None:
-                return None
-            reader = waiting.pop()
-            if not waiting:
-                del self._open[key]
-            return reader
-
-    def put(self, owner: int, unit: listing.Unit, chunk: int, reader: Iterator[list[bytes]]) -> None:
-        """Keeps a reader of the unit, whose next chunk is this one."""
-        with self._lock:
-            self._open.setdefault((owner, unit, chunk), []).append(reader)
-            if len(self._open) > self.MOST:
-                self._open.popitem(last=False)  # its generator closes the file
-
-    def close_of(self, owner: int) -> None:
-        """Closes the units of one reader of chunks."""
-        with self._lock:
-            for key in list(self._open):
-                if key[0] == owner:
-                    self._open.pop(key, None)
-
-
-class KeptChunks:
-    """The chunks that were read last, of all sources of this process, since shards that divide a unit read each chunk.
-
-    They take at most `BYTES_A_SOURCE` for each source, and `MOST_BYTES` for all of them.
-    """
-
-    BYTES_A_SOURCE = 1 << 24
-    MOST_BYTES = 1 << 27
-    BYTES_A_CHUNK = 400  # of Python's own, about
-    BYTES_A_DOCUMENT = 50
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # as above
-        self._kept: OrderedDict[tuple[int, listing.Unit, int], tuple[list[bytes] | None, int]] = OrderedDict()
-        self._owners = set[int]()
-        self._num_bytes = 0
-
-    def get(self, owner: int, unit: listing.Unit, chunk: int) -> tuple[bool, list[bytes] | None]:
-        """Returns whether a chunk is kept, and its documents."""
-        key = (owner, unit, chunk)
-        with self._lock:
-            if key not in self._kept:
-                return False, None
-            self._kept.move_to_end(key)
-            return True, self._kept[key][0]
-
-    def put(self, owner: int, unit: listing.Unit, chunk: int, documents: list[bytes] | None) -> None:
-        """Keeps a chunk, and forgets those that were asked for longest ago."""
-        size = self.BYTES_A_CHUNK
-        if documents is not None:
-            size += sum(map(len, documents)) + self.BYTES_A_DOCUMENT * len(documents)
-        with self._lock:
-            self._forget((owner, unit, chunk))
-            self._owners.add(owner)
-            self._kept[owner, unit, chunk] = documents, size
-            self._num_bytes += size
-            most = min(self.BYTES_A_SOURCE * len(self._owners), self.MOST_BYTES)
-            while self._num_bytes > most and len(self._kept) > 1:
-                self._forget(next(iter(self._kept)))
-
-    def _forget(self, key: tuple[int, listing.Unit, int]) -> None:
-        _, size = self._kept.pop(key, (None, 0))
-        self._num_bytes -= size
-
-    def forget_of(self, owner: int) -> None:
-        """Forgets the chunks of one reader of chunks."""
-        with self._lock:
-            self._owners.discard(owner)
-            for key in list(self._kept):
-                if key[0] == owner:
-                    self._forget(key)
-
-
-OPEN = OpenUnits()
-KEPT = KeptChunks()
-
-
-class ChunkReader:
-    """Returns chunk k of a unit, to many threads at once; reading forward reads each byte once.
-
-    Readers stay open, each before the chunk that is probably next. If no reader fits, the unit is opened again and
-    read up to the chunk, so the result never depends on earlier reads.
-
-    With the policy 'skip' a unit ends where it fails, for the life of this object; `skipped` has its (name, reason).
-    Another process may read more of it, and its data positions stay valid, since a chunk always has the same
-    documents.
-    """
-
-    MOST_FOOTERS = 512
-
-    def __init__(
-        self,
-        column: str | Sequence[str],
-        policy: ReadPolicy = remote.PATIENT,
-        read: Callable[[listing.Unit], Iterator[list[bytes]]] | None = None,
-    ):
-        self.footers = functools.lru_cache(self.MOST_FOOTERS)(read_footer)
-        self._policy = policy
-        self._read = read or (lambda unit: readers.read_chunks(unit, column, policy, self.footers))
-        self._owner = OPEN.new_owner()
-        weakref.finalize(self, OPEN.close_of, self._owner)
-        weakref.finalize(self, KEPT.forget_of, self._owner)
-        self._lock = threading.Lock()
-        self._ends: dict[
-            listing.Unit, tuple[int, str]
-        ] = {}  # of skipped units: the first missing chunk, and the reason
-
-    @property
-    def skipped(self) -> list[tuple[str, str]]:
-        with self._lock:
-            return [(unit.name, f"from chunk {end} on: {reason}") for unit, (end, reason) in self._ends.items()]
-
-    def __call__(self, unit: listing.Unit, chunk: int) -> list[bytes] | None:
-        """Returns the documents of the chunk, or None if the unit ends before it."""
-        is_kept, kept = KEPT.get(self._owner, unit, chunk)
-        if is_kept:
-            return kept
-        with self._lock:
-            if unit in self._ends and chunk >= self._ends[unit][0]:
-                return None
-        reader = OPEN.take(self._owner, unit, chunk)
-        failure = None
-        try:
-            if reader is None:
-                reader = self._read(unit)
-                for _ in range(chunk):
-                    next(reader, None)
-            documents = next(reader, None)
-        except UnitError as error:
-            if self._policy.on_failure == "stop":
-                raise
-            documents = None
-            failure = error
-        if failure is not None:
-            with self._lock:
-                self._skip(unit, chunk, str(failure))
-        KEPT.put(self._owner, unit, chunk, documents)
-        if documents is not None and reader is not None:
-            OPEN.put(self._owner, unit, chunk + 1, reader)
-        return documents
-
-    def _skip(self, unit: listing.Unit, chunk: int, reason: str) -> None:
-        if unit not in self._ends:
-            logger.warning("The rest of %s is skipped, from chunk %d on: %s", unit.name, chunk, reason)
-        if unit not in self._ends or chunk < self._ends[unit][0]:
-            self._ends[unit] = (chunk, reason)
-
 
 BYTES_CHECKED = 1 << 25  # of local files before a run; about a second
 MOST_BYTES_CHECKED = 8 * BYTES_CHECKED  # of a corpus of few documents, to see that every data shard has one
@@ -251,10 +76,10 @@ class Splits:
 
     def read_by(self, policy: ReadPolicy) -> Self:
         """Returns this source with another policy."""
-        found = copy.copy(self)
-        found._policy = policy
-        found.__dict__.pop("_read", None)
-        return found
+        copied = copy.copy(self)
+        copied._policy = policy
+        copied.__dict__.pop("_read", None)
+        return copied
 
     @functools.cached_property
     def _read(self) -> ChunkReader:
@@ -381,7 +206,7 @@ class Splits:
             yield documents
 
     def read_whole(self, split: str, unit: listing.Unit, chunk: int) -> list[bytes] | None:
-        """Returns all documents of one chunk, including those of the other carved split."""
+        """Returns all documents of one chunk, including the other carved split's."""
         del split
         documents = self._read(unit, chunk)
         if documents is None or self._rewrite is None:
@@ -419,14 +244,14 @@ class Splits:
     def blank_shares(self, split: str) -> dict[str, float]:
         """Returns {feature: share of rows without text in its column} of the first chunks of some units of a split."""
         units = [unit for unit in self.units(split) if not unit.path.endswith(".array_record")]
-        found = {}
+        shares = {}
         some = units[:: len(units) // UNITS_OF_BLANK + 1]
         policy = dataclasses.replace(self._policy, keep_blank=True)
         for key, column in zip(self.keys, self.columns, strict=True):
             firsts = [readers.read_chunks(unit, column, policy, self._read.footers) for unit in some]
             rows = [row for chunks in firsts for row in next(chunks, [])]
-            found[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
-        return found
+            shares[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
+        return shares
 
     def texts(self, split: str) -> Iterator[str]:
         """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""
@@ -479,8 +304,10 @@ class Splits:
     def _advice(self, split: str) -> str:
         """Returns how a split gets more text."""
         percent = self.carved_percent(split)
-        lower = "" if percent is None or split != "train" or percent < 50 else " or lower DataConfig.validation_percent"
-        return f"give files with more text in them{lower}"
+        advice = "give files with more text in them"
+        if split == "train" and percent is not None and percent >= 50:
+            advice += " or lower DataConfig.validation_percent"
+        return advice
 
     def count(self, split: str, most: int | None = None) -> Counts | None:
         """Returns the documents of a split, with `most` of its first so many; None if they cannot be known.
@@ -511,11 +338,11 @@ class Splits:
         num_pieces = 0
         num_bytes = 0
         for unit in self.units(split):
-            found: list[int] = []
+            chunk_counts: list[int] = []
             for documents in () if left == 0 else self.chunks(split, unit):
                 documents = documents if left is None else documents[:left]
                 left = None if left is None else left - len(documents)
-                found.append(len(documents))
+                chunk_counts.append(len(documents))
                 num_pieces += sum(len(self.pieces(text)) if len(text) > PIECE_BYTES else 1 for text in documents)
                 num_bytes += sum(map(len, documents))
                 if left is not None and left > 0 and num_bytes > CHOSEN_BYTES:
@@ -527,7 +354,7 @@ class Splits:
                     )
                 if left == 0:
                     break
-            chunks.append(tuple(found))
+            chunks.append(tuple(chunk_counts))
         sizes = tuple(map(sum, chunks))
         return Counts(sizes, tuple(chunks), num_pieces=num_pieces) if sum(sizes) else None
 
@@ -550,10 +377,10 @@ class Splits:
         for earlier in range(chunk):
             before += len(self.read_whole(split, read_unit, earlier) or ())
         documents = self.read_whole(split, read_unit, chunk) or []
-        own = [place for place, text in enumerate(documents) if self.filtered(split, [text])]
-        if row >= len(own):
+        kept_rows = [row_number for row_number, text in enumerate(documents) if self.filtered(split, [text])]
+        if row >= len(kept_rows):
             raise InputError(f"{read_unit.name} has fewer documents than when it was read; restore the original file.")
-        return read_unit.name, before + own[row], documents[own[row]]
+        return read_unit.name, before + kept_rows[row], documents[kept_rows[row]]
 
 
 def _is_validation(text: bytes, percent: float) -> bool:

@@ -15,7 +15,7 @@ from limba.data.sources.listing import Unit
 from limba.data.sources.notices import say_once
 
 USUAL_COLUMN = "text"  # in whose place the first column of a csv file may stand
-SHOWN_LETTERS = 60  # of a first line that is no header
+SHOWN_LETTERS = 60  # of a first line that is not a header
 
 
 def table_texts(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) -> Iterator[bytes]:
@@ -30,7 +30,7 @@ def table_texts(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) 
         check_names(unit.path, [name for name in header if name == column])
     places = [header.index(column) for column in columns]
     for _, row in rows:
-        yield joined([row[place] for place in places])
+        yield joined([row[index] for index in places])
 
 
 def header_and_rows(unit: Unit, file: IO[bytes], form: str) -> tuple[list[str] | None, Iterator[tuple[int, list[str]]]]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 SAMPLE_LETTERS = 1 << 16  # that are looked at for the separator
 SAMPLE_ROWS = 20
-# A first line with which Excel is told the separator, and which is no row.
+# A first line with which Excel is told the separator, and which is not a row.
 _SAYS_SEPARATOR = re.compile(r"\ufeff?\"?sep=(.)\"?\r?\n?", re.IGNORECASE)
 MOST_NAME_LETTERS = 60  # of a column's name; a text has more
 MOST_NAME_WORDS = 6
@@ -43,7 +43,7 @@ def dialect_of(lines: Sequence[str], is_cut: bool = False) -> Dialect:
 
     The separator is the one of , ; tab and | that cuts the header into the most fields, two at least, and the other
     rows into as many; without such a one that which cuts the header alone into the most; the comma where none does. A
-    space behind it is no part of the fields if it stands before every name of the header but the first.
+    space behind it is not part of the fields if it precedes every name of the header but the first.
 
     >>> dialect_of(["id;text\n", "1;One, two, three\n"]), dialect_of(["text\n", "a;b\n"]).separator
     (Dialect(separator=';', skips_space=False), ',')
@@ -74,7 +74,7 @@ def dialect_of(lines: Sequence[str], is_cut: bool = False) -> Dialect:
 def csv_rows(lines: Iterator[str]) -> tuple[Dialect, Iterator[tuple[int, list[str]]]]:
     r"""Returns the dialect of csv, and its rows with the number of their last line; blank lines are left out.
 
-    A first line `sep=;`, which Excel reads, says the separator. `lines` have their ends, which may stand in a field
+    A first line `sep=;`, which Excel reads, says the separator. `lines` have their ends, which may be in a field
     too. TableError for what is not csv, when it is read.
     """
     csv.field_size_limit(sys.maxsize)  # the library's default limit, 128 KiB, is too small for long documents
@@ -167,13 +167,13 @@ def is_prose(field: str) -> bool:
 
 
 def column_of_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int | None:
-    """Returns the place of the first column if most letters of the rows stand in it; None if another has more.
+    """Returns the index of the first column if it has most letters of the rows; None if another has more.
 
     >>> column_of_text(["body", "id"], [["One text", "1"]]), column_of_text(["id", "body"], [["1", "One text"]])
     (0, None)
     """
     counts = [0] * len(header)
     for row in rows:
-        for place, field in enumerate(row[: len(header)]):
-            counts[place] += sum(map(str.isalpha, field))
+        for index, field in enumerate(row[: len(header)]):
+            counts[index] += sum(map(str.isalpha, field))
     return 0 if counts and counts[0] == max(counts) else None

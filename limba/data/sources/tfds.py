@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +14,13 @@ import google_crc32c
 
 from limba.config import InputError, reason_of
 from limba.data.sources import remote
+from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.columns import joined
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.listing import Unit
 from limba.data.sources.readers import in_chunks
 from limba.data.sources.remote import ReadPolicy
-from limba.data.sources.splits import ChunkReader, Column, Rewrite
+from limba.data.sources.splits import Column, Rewrite
 from limba.data.sources.units import UnitSource
 
 OPTIONAL = ("validation", "test")  # splits that a data set need not have
@@ -112,7 +114,9 @@ class TfdsSource(UnitSource):
         data_dir = self._folder
         if self._community is None or not data_dir:
             return None
-        folders = sorted(path.parent for path in epath.Path(data_dir).glob(f"{self._community}/*/dataset_info.json"))
+        # The directory's own name is no pattern, `community` is one.
+        files = epath.Path(glob.escape(str(data_dir))).glob(f"{self._community}/*/dataset_info.json")
+        folders = sorted(path.parent for path in files)
         if len({path.parent for path in folders}) > 1:
             names = ", ".join(sorted({str(path.parent) for path in folders}))
             raise InputError(f"{self.name} is in several folders, {names}; keep one of them in TFDS_DATA_DIR.")

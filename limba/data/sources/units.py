@@ -37,7 +37,7 @@ class UnitSource(Splits):
         return self.dataset(Reading(split, shard, num_shards, seed, shuffle, num_epochs))
 
     def dataset(self, reading: Reading, counts: Counts | None = None, offset: int = 0) -> Dataset:
-        """Returns the elements of `documents`; those of `counts` are dealt evenly, one by one, not in whole units.
+        """Returns the elements of `documents`; counted ones are dealt evenly, one by one, not in whole units.
 
         `offset` is then the number of the first document of all epochs.
         """
@@ -89,10 +89,10 @@ def patterns_of(data_files: DataFiles) -> dict[str, tuple[str, ...]]:
     {'train': ('a.jsonl', 'b.txt')}
     """
     by_split = data_files if isinstance(data_files, Mapping) else {"train": data_files}
-    found = {}
+    patterns = {}
     for split, value in by_split.items():
         several = value.split(",") if isinstance(value, str) else value
-        found[split] = tuple(pattern.strip() for pattern in several if pattern.strip())
-        if not found[split]:
+        patterns[split] = tuple(pattern.strip() for pattern in several if pattern.strip())
+        if not patterns[split]:
             raise ConfigError("DataConfig.data_files", f"is {value!r}; give a path or a pattern.")
-    return found
+    return patterns

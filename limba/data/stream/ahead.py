@@ -8,9 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from limba.data.stream.shard import Made, Shard, ShardPlace
-
-ROWS_AHEAD = 64  # of a shard, at least a batch
+from limba.data.stream.shard import ROWS_AHEAD, Made, Shard, ShardPlace
 
 
 def num_threads(num_shards: int, num_processes: int = 1) -> int:
@@ -51,11 +49,11 @@ class Ahead:
 
     def _make(self) -> None:
         try:
-            found = 0
+            num_made = 0
             for made in itertools.islice(self._reading, self._at_once):
                 self._made.append(made)
-                found += 1
-            if not found:
+                num_made += 1
+            if not num_made:
                 self._made.append(None)
             self._at_once = self.shard.recipe.batches_at_once
         except BaseException as error:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from limba.config import InputError
 from limba.data.dataset import Document
 from limba.data.objectives.choice import is_without_tensorflow
 from limba.data.sources.columns import FIELD_SEPARATOR
 from limba.data.sources.parquet import TOKENS
+from limba.data.sources.readers import chunk_bytes
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Recipe
 from limba.data.vocabulary.shifted import published_of
@@ -39,19 +41,23 @@ class BatchDocuments(NamedTuple):
     by_shard: Mapping[int, Sequence[Sequence[Document]]]
     recipe: Recipe | None
 
-    def of_row(self, shard: int, row: int) -> list[NamedDocument]:
-        """Returns the documents of a row; reads their files up to them, and raises what their source raises."""
+    def of_row(self, shard: int, row: int, most_chunks: int | None = None) -> list[NamedDocument]:
+        """Returns the documents of a row; reads their units up to them, and raises what their source raises.
+
+        With `most_chunks` it raises InputError for a document that lies behind more of its unit, as in a large
+        compressed file.
+        """
         of_rows = self.by_shard.get(shard, ())
         if self.recipe is None or row >= len(of_rows):
             return []
-        return list(named(self.recipe, of_rows[row]))
+        return list(named(self.recipe, of_rows[row], most_chunks))
 
 
 NO_DOCUMENTS = BatchDocuments({}, None)
 
 
-def named(recipe: Recipe, documents: Iterable[Document]) -> Iterator[NamedDocument]:
-    """Yields the documents with their names and texts, the pieces of one document together."""
+def named(recipe: Recipe, documents: Iterable[Document], most_chunks: int | None = None) -> Iterator[NamedDocument]:
+    """Yields the documents with their names and texts, the pieces of one document together; see `of_row`."""
     pieces: dict[tuple[int, int, int, int], list[int]] = {}
     for document in documents:
         key = (document.task, document.unit, document.chunk, document.row)
@@ -59,6 +65,13 @@ def named(recipe: Recipe, documents: Iterable[Document]) -> Iterator[NamedDocume
     for (number, unit, chunk, row), read in pieces.items():
         part = recipe.parts[number]
         source = recipe.sources[part.name]
+        if most_chunks is not None and chunk > most_chunks:
+            behind = chunk * chunk_bytes(source.num_tasks) >> 20
+            unit_of_document = source.units(recipe.config.train_split)[unit]
+            raise InputError(
+                f"one of them lies behind {behind:,} MB of {unit_of_document.name}, which is read from its beginning;"
+                " inspect the step to have it named."
+            )
         unit_name, row_of_unit, content = source.document(recipe.config.train_split, unit, chunk, row)
         parts = source.pieces(content)
         text = b" ".join(parts[piece] for piece in dict.fromkeys(read))

@@ -104,8 +104,8 @@ class DataPositions:
     def check(self, positions: Mapping[int, Position]) -> Resumption:
         """Opens the positions fully, and returns how to resume from them.
 
-        Give those of all shards: together they name all files of the corpus. Raises InputError for positions of other
-        data, or of a corpus that has changed with `on_changed_corpus` 'refuse'; PositionError for damaged ones.
+        Give the positions of all shards: together they name all files of the corpus. Raises InputError for positions of
+        other data, or of a corpus that has changed with `on_changed_corpus` 'refuse'; PositionError for damaged ones.
         """
         for shard, position in positions.items():
             self._check_identity(shard, position)
@@ -133,9 +133,9 @@ class DataPositions:
 
     def _check_identity(self, shard: int, position: Position) -> None:
         """Raises InputError if a position belongs to the data of another stream."""
-        about = position["about"]
+        identity = position["about"]
         for name, now in {**self._identity(), "shard": shard}.items():
-            then = position.get(name) if name == "shard" else about.get(name)
+            then = position.get(name) if name == "shard" else identity.get(name)
             if then != now:
                 raise InputError(
                     f"The data position was saved with {name} {then!r} and this run has {now!r}; change it "
@@ -145,31 +145,31 @@ class DataPositions:
 
     def _compared(self, saved: Mapping[int, Saved], step: int) -> tuple[str, list[str]]:
         """Returns (what has changed in the corpus since the step, sentences for the log)."""
-        about = next(iter(saved.values())).about
-        now = _corpora_of(self._sources, self._config.train_split, about["end_bytes"])
-        found = Changes()
+        identity = next(iter(saved.values())).about
+        now = _corpora_of(self._sources, self._config.train_split, identity["end_bytes"])
+        all_changes = Changes()
         notes = list[str]()
-        for name, num_files in about["num_files"].items():
-            then = {place: mark for each in saved.values() for place, mark in each.files.get(name, {}).items()}
+        for name, num_files in identity["num_files"].items():
+            then = {index: mark for position in saved.values() for index, mark in position.files.get(name, {}).items()}
             some = changes(then, num_files, now.files.get(name, ()))
-            found.touched += some.touched
-            if about["files"] != now.digest:
-                found.changed += some.changed
-                found.appeared += some.appeared
-                found.vanished += some.vanished
-        if found or about["corpus"] != self._layout:
+            all_changes.touched += some.touched
+            if identity["files"] != now.digest:
+                all_changes.changed += some.changed
+                all_changes.appeared += some.appeared
+                all_changes.vanished += some.vanished
+        if all_changes or identity["corpus"] != self._layout:
             other_units = f"The corpus has changed since step {step:,}: it has other files or units"
-            return found.sentence(step) or other_units, []
-        if about["files"] != now.digest:
+            return all_changes.sentence(step) or other_units, []
+        if identity["files"] != now.digest:
             notes.append(
                 f"The content of the corpus's files at step {step:,} is not known here: they are taken as unchanged,"
                 " since their names and sizes are."
             )
-        if found.touched:
-            first = found.touched[0].path
+        if all_changes.touched:
+            first = all_changes.touched[0].path
             notes.append(
-                f"{len(found.touched):,} file(s) of the corpus have another time of change than at step {step:,}, such"
-                f" as {first}: they are taken as unchanged, since size, beginning and end are the same."
+                f"{len(all_changes.touched):,} file(s) of the corpus have another time of change than at step {step:,},"
+                f" such as {first}: they are taken as unchanged, since size, beginning and end are the same."
             )
         return "", notes
 
@@ -202,7 +202,7 @@ class DataPositions:
         split = self._config.train_split
         layout = []
         for name, source in self._sources.items():
-            places = {mark.path: place for place, mark in enumerate(source.marks(split))}
+            places = {mark.path: index for index, mark in enumerate(source.marks(split))}
             layout.append((name, [(places[unit.path], unit.start, unit.stop) for unit in source.units(split)]))
         others = [part.name for part in self._recipe.parts if part.name not in self._sources]
         return _digest((layout, others))
@@ -219,9 +219,9 @@ def of_another_order(positions: Mapping[int, Position], step: int) -> str:
     Raises InputError for positions that a newer version has saved.
     """
     for position in positions.values():
-        about = position["about"]
-        form = about.get("format", 0)
-        order = about.get("order", 0)
+        identity = position["about"]
+        form = identity.get("format", 0)
+        order = identity.get("order", 0)
         if form > FORMAT:
             raise InputError(
                 f"The data position has format {form}, and this version reads {FORMAT}; install a newer version."

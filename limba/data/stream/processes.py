@@ -163,7 +163,7 @@ class ReaderProcesses(Stream):
         return reader.lost
 
     def _start_again(self, reader: _Reader, error: Exception) -> None:
-        """Starts a process in the place of one that has ended, up to the batch that it gave last."""
+        """Starts a process to replace one that has ended, up to the batch that it gave last."""
         code = reader.end()
         how = (
             f"gives no answer for {self._limit:,.0f} s" if isinstance(error, BlockingIOError) else f"has ended ({code})"
@@ -255,7 +255,8 @@ class ReaderProcesses(Stream):
                 parts[number] = {shard: advanced(self._kept[shard], self._since) for shard in reader.opening.shards}
         self._kept = self._in_order(parts)
         self._since = 0
-        self._keep_at = (now := time.monotonic()) + max(KEEP_SECONDS, KEEP_SHARE * (now - began))
+        now = time.monotonic()
+        self._keep_at = now + max(KEEP_SECONDS, KEEP_SHARE * (now - began))
         return dict(self._kept)
 
     def check(self, positions: Mapping[int, Position]) -> None:
@@ -272,7 +273,7 @@ class ReaderProcesses(Stream):
         return [(reader, answer) for reader, answer in pairs if reader.lost is None]
 
     def skipped(self) -> list[tuple[str, str]]:
-        return [found for _, each in self._living("skipped") for found in each]
+        return [entry for _, entries in self._living("skipped") for entry in entries]
 
     def epochs(self) -> dict[str, float]:
         return self._mean("epochs")
@@ -281,10 +282,10 @@ class ReaderProcesses(Stream):
         return self._mean("tokens")
 
     def _mean(self, name: str) -> dict[str, float]:
-        each = [(len(reader.opening.shards), values) for reader, values in self._living(name)]
-        names = each[0][1] if each else ()
-        num_shards = sum(count for count, _ in each)
-        return {name: sum(values[name] * count for count, values in each) / num_shards for name in names}
+        of_readers = [(len(reader.opening.shards), values) for reader, values in self._living(name)]
+        names = of_readers[0][1] if of_readers else ()
+        num_shards = sum(count for count, _ in of_readers)
+        return {name: sum(values[name] * count for count, values in of_readers) / num_shards for name in names}
 
     def failure(self) -> BaseException | None:
         """Returns the error with which prefetching has failed in a process; what can be read before it is still read.

@@ -1,4 +1,4 @@
-"""A process that reads shards for a training process; `reader_processes.py` starts it."""
+"""A process that reads shards for a training process; `processes.py` starts it."""
 
 import signal
 import sys

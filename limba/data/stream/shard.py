@@ -29,14 +29,16 @@ Rows = dict[str, np.ndarray]
 FirstEpochs = Mapping[str, int]
 
 FETCHED_ROWS = 32  # rows that are made at once
+ROWS_AHEAD = 64  # of a shard, at least a batch
+MOST_TOKENS_AT_ONCE = 1 << 17  # of a shard, that one call of the tokenizer makes: half a MiB
 
 
 class ShardPlace(NamedTuple):
     """Where a shard is: the batches given so far, what was read for them, and the place of its rows.
 
-    `batches_before` and `tokens_before` are those of passes over other files than now. `epochs` and `tokens` are by
-    task; tokens are counted in a mixture. `marks` are, of each source of others that is dealt, the number of documents
-    that were taken and their checksum.
+    `batches_before` and `tokens_before` come from passes over other files than now. `epochs` and `tokens` are by
+    task; tokens are counted in a mixture. `marks` are, of each source of others that is dealt, numbers of documents
+    that were taken and their checksums, in turn.
     """
 
     batch: int
@@ -148,13 +150,20 @@ class Recipe:
             counts = deal.counts.get(part.name)
             offset = deal.offset(part.name, config.num_epochs) if counts else 0
             documents = source.dataset(reading, counts, offset)
-        else:
+            documents.tokens_at_once = self._tokens_at_once
+        else:  # a source of others may be slow, or shared by the shards: no document is read before it is due
             seed = Draws(config.seed, part.name).seed_of_seqio(number=1)
             documents = self._foreign_documents(part, shard, seed)
             buffered = buffered or self._buffer_of(part)
         documents.rows_per_block = rows_per_block(len(self.parts))
         examples = examples_of(part, self.lengths, documents, draws)
         return examples.shuffle(buffered, draws) if config.shuffle and buffered else examples
+
+    @property
+    def _tokens_at_once(self) -> int:
+        """The tokens that one call of the tokenizer makes for a task in a shard: about those of the next batches."""
+        num_rows = max(ROWS_AHEAD, self.config.rows_per_shard)
+        return min(num_rows * sum(self.lengths.values()), MOST_TOKENS_AT_ONCE) // len(self.parts)
 
     @functools.cached_property
     def opened(self) -> bridge.Opened:

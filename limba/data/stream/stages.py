@@ -1,7 +1,7 @@
 """The stages of a run's data: tasks or mixtures that follow one another, each from a step on, as one stream.
 
 Batch n, from 0, is of the last stage that begins at n or before. A stage has a stream of its own, which starts at the
-beginning of its data with the stage's first batch and ends with its last one. So a data position is that of one stage's
+beginning of its data with the stage's first batch and ends with its last one. So a data position belongs to one stage's
 stream; a file in it says what the stages before gave of each corpus.
 """
 
@@ -66,8 +66,10 @@ def open_stream(
     num_processes = min(config.num_reader_processes, len(shards))
     if num_processes == 1:
         return TrainStream(task, lengths, config, shards, deal=deal)
-    given = (config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task))
-    return ReaderProcesses(Opening(*given, is_exact), Recipe(task, dict(lengths), config, deal))
+    opening = Opening(
+        config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task), is_exact
+    )
+    return ReaderProcesses(opening, Recipe(task, dict(lengths), config, deal))
 
 
 class StagedStream(Stream):
@@ -119,18 +121,20 @@ class StagedStream(Stream):
         self._open(wanted)
 
     def _number_of(self, positions: Positions) -> int:
-        """Returns the stage that positions belong to; the first one for those of no stage, which `check` refuses.
+        """Returns the stage that positions belong to; the first one if they name no stage, which `check` refuses.
 
         Raises ConfigError if the stages that were read before it differ from the current ones.
         """
         if not positions:
             return 0
-        saved = opened(positions[shard := min(positions)], shard)
+        shard = min(positions)
+        saved = opened(positions[shard], shard)
         for number, stage in enumerate(self._stages):
             if (saved.about.get("task"), saved.about.get("seed")) == (stage.task.name, stage.config.seed):
                 read = [(entry["begins"], entry["task"]) for entry in saved.stage.get("ended", ())]
                 since = read[0][0] if read else stage.begins
-                now = [(each.begins, each.task.name) for each in self._stages[:number] if each.begins >= since]
+                before = [earlier for earlier in self._stages[:number] if earlier.begins >= since]
+                now = [(earlier.begins, earlier.task.name) for earlier in before]
                 if read != now:
                     raise ConfigError(
                         "DataConfig.stages",
@@ -145,8 +149,8 @@ class StagedStream(Stream):
         for shard, saved in _opened(positions).items():
             tokens: Mapping[str, int] | None = None
             if self._stage.counts_rows:
-                found = self._tokens[shard]
-                tokens = None if found is None else {self._stage.task.name: found}
+                shard_tokens = self._tokens[shard]
+                tokens = None if shard_tokens is None else {self._stage.task.name: shard_tokens}
             else:
                 tokens = dict(saved.place.tokens)
             entry = {"begins": self._stage.begins, "task": self._stage.task.name, "tokens": tokens}
@@ -168,7 +172,8 @@ class StagedStream(Stream):
         self._batch += 1
         if self._stage.counts_rows:
             for shard, part in rows.items():
-                if (before := self._tokens[shard]) is not None:
+                before = self._tokens[shard]
+                if before is not None:
                     self._tokens[shard] = before + sum(int(np.count_nonzero(part[name])) for name in self._lengths)
         return rows
 
@@ -188,17 +193,20 @@ class StagedStream(Stream):
         """
         by_stage = self._mean("tokens")
         scale = self._stage.config.num_shards
-        found = {place: {name: scale * mean for name, mean in means.items()} for place, means in by_stage.items()}
+        by_begin = {begins: {name: scale * mean for name, mean in means.items()} for begins, means in by_stage.items()}
         if not self._stage.counts_rows:
-            found[self._stage.begins] = {} if self._stream is None else self._stream.tokens()
+            by_begin[self._stage.begins] = {} if self._stream is None else self._stream.tokens()
         elif None not in self._tokens.values():
             counts = [count or 0 for count in self._tokens.values()]
-            found[self._stage.begins] = {self._stage.task.name: float(np.mean(counts)) * scale}
+            by_begin[self._stage.begins] = {self._stage.task.name: float(np.mean(counts)) * scale}
         totals: dict[str, float] = {}
-        for each in found.values():
-            for name, number in each.items():
+        for by_task in by_begin.values():
+            for name, number in by_task.items():
                 totals[name] = totals.get(name, 0.0) + number
-        staged = {f"{PREFIX}{place}/{name}": number for place, each in found.items() for name, number in each.items()}
+        staged = {}
+        for begins, by_task in by_begin.items():
+            for name, number in by_task.items():
+                staged[f"{PREFIX}{begins}/{name}"] = number
         return totals | staged
 
     def epochs(self) -> dict[str, float]:
@@ -210,12 +218,12 @@ class StagedStream(Stream):
 
     def _mean(self, kind: str) -> dict[int, dict[str, float]]:
         """Returns (first batch of a stage that has ended) -> task -> the mean over this host's shards."""
-        found = {}
+        means = {}
         for entries in zip(*self._ended.values(), strict=True):
-            each = [entry[kind] for entry in entries]
-            names = [] if any(part is None for part in each) else list(each[0])
-            found[entries[0]["begins"]] = {name: float(np.mean([part[name] for part in each])) for name in names}
-        return found
+            of_shards = [entry[kind] for entry in entries]
+            names = [] if any(part is None for part in of_shards) else list(of_shards[0])
+            means[entries[0]["begins"]] = {name: float(np.mean([part[name] for part in of_shards])) for name in names}
+        return means
 
     def empty(self) -> dict[int, Rows]:
         return self._open(self._number).empty()
@@ -246,10 +254,10 @@ def open_stages(stages: Sequence[Stage], lengths: Mapping[str, int], shards: Seq
 
 
 def task_of_stage(begins: int, first: Provider, lengths: Mapping[str, int], config: DataConfig) -> Provider:
-    """Returns the task of a later stage; ConfigError if it is not registered, or its rows are not those of `first`."""
-    own = config.of_stages[begins]
+    """Returns the task of a later stage; ConfigError if it is not registered, or its rows differ from `first`'s."""
+    task_name = config.of_stages[begins]
     try:
-        task = resolve_task(own, copies_of(first))
+        task = resolve_task(task_name, copies_of(first))
     except ConfigError as error:
         if error.field != "DataConfig.mixture_or_task_name":
             raise
@@ -259,7 +267,7 @@ def task_of_stage(begins: int, first: Provider, lengths: Mapping[str, int], conf
         if len(names) > 1:
             raise ConfigError(
                 "DataConfig.stages",
-                f"names {task.name} from step {begins:,} on, whose {side} have another vocabulary than those of"
+                f"names {task.name} from step {begins:,} on, whose {side} have another vocabulary than the {side} of"
                 f" {first.name}; set DataConfig.vocabulary to one for all.",
             )
     return task
@@ -273,12 +281,12 @@ def check_rows_of_stage(
     lengths: Mapping[str, int],
     config: DataConfig,
 ) -> None:
-    """Raises ConfigError if the batches of a later stage have other features or lengths than those of the first."""
+    """Raises ConfigError if the batches of a later stage have other features or lengths than the first stage's."""
     shapes = {} if own_lengths != lengths else feature_shapes(task, lengths, config)
     if own_lengths != lengths or shapes != feature_shapes(first, lengths, config):
         raise ConfigError(
             "DataConfig.stages",
-            f"names {task.name} from step {begins:,} on, whose rows of {dict(own_lengths)} tokens are not like those of"
+            f"names {task.name} from step {begins:,} on, whose rows of {dict(own_lengths)} tokens differ from those in"
             f" {first.name}, {dict(lengths)}; give both lengths in DataConfig.task_feature_lengths, or another task.",
         )
 

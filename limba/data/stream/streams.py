@@ -134,21 +134,21 @@ class TrainStream(Stream):
 
     def __next__(self) -> dict[int, Rows]:
         self.wait()
-        found: dict[int, Rows] = {}
+        rows_of_shards: dict[int, Rows] = {}
         self._documents = {}
         for ahead in self._shards:
             index = ahead.shard.index
             made = ahead.take()
             if made is None:
                 self._ended.add(index)
-                found[index] = ahead.shard.padding()
+                rows_of_shards[index] = ahead.shard.padding()
             else:
-                found[index] = made.rows
+                rows_of_shards[index] = made.rows
                 self._documents[index] = made.documents
         if len(self._ended) == len(self._shards):
             raise StopIteration
         self._request()
-        return found
+        return rows_of_shards
 
     def next_with_documents(self) -> tuple[dict[int, Rows], dict[int, list[Sequence[Document]]]]:
         """Returns the rows of the next batch and the documents of each: what a reader process is asked for."""
@@ -166,14 +166,15 @@ class TrainStream(Stream):
         return BatchDocuments(self._documents, self._recipe)
 
     def skipped(self) -> list[tuple[str, str]]:
-        return [found for source in self._recipe.sources.values() for found in source.skipped]
+        return [pair for source in self._recipe.sources.values() for pair in source.skipped]
 
     def epochs(self) -> dict[str, float]:
         of_shards = []
         for ahead in self._shards:
             has_ended = ahead.shard.index in self._ended
             of_shards.append(ahead.shard.end_of(ahead.place) if has_ended else ahead.place.epochs)
-        return {name: float(np.mean([each.get(name, 0.0) for each in of_shards])) for name in self._recipe.sources}
+        sources = self._recipe.sources
+        return {name: float(np.mean([by_task.get(name, 0.0) for by_task in of_shards])) for name in sources}
 
     def tokens(self) -> dict[str, float]:
         if not isinstance(self._recipe.task, Mixture):

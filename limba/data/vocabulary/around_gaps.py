@@ -53,7 +53,7 @@ class _Marked(NamedTuple):
     encode: Callable[[str], list[int]]
     mark: int  # the id of MARK
     space: int  # the id of a space alone
-    ends_pieces: bool  # spaces stand at the end of pieces
+    ends_pieces: bool  # spaces end pieces
     has_single_spaces: bool  # several spaces become one
     mark_of_space: str  # what a space is in a normalized text
     normalize: Callable[[str], str]
@@ -164,7 +164,7 @@ def with_gaps(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     if not names:
         return Tokenizer.from_str(json.dumps(state))
     if tokenizer.normalizer is not None:
-        # As they stand in a normalized text: behind a letter, so that nothing is put before a name.
+        # As they are in a normalized text: after a letter, so that nothing is put before a name.
         letter = tokenizer.normalizer.normalize_str("x")
         normalized = [tokenizer.normalizer.normalize_str(f"x{name}").removeprefix(letter) for name in names]
         names = [*names, *normalized]

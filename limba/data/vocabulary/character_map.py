@@ -17,7 +17,7 @@ def rules_of(precompiled: bytes) -> dict[str, str]:
 
     Four bytes give the size of the trie, whose nodes are uint32: bits 0 to 7 are a node's label, bit 8 says that a key
     ends here, bits 10 to 30 are the offset of its children, times 256 if bit 9 is set, and bit 31 marks a value. A
-    child stands at its parent's offset, XOR its label.
+    child is at its parent's offset, XOR its label.
     """
     if not precompiled:
         return {}

@@ -118,7 +118,7 @@ def sentinels_of(vocabulary: Vocabulary) -> list[Gap]:
 def differences(vocabulary: Vocabulary, encode: Encode, gaps: Sequence[Gap]) -> list[Difference]:
     """Returns the texts for which `encode` gives other ids than the vocabulary.
 
-    `gaps` are what stands in the first gap of a text, in the second one, …: texts with up to that many gaps are
+    `gaps` fill the first gap of a text, the second one, …: texts with up to that many gaps are
     compared too, with the ids that training makes of them.
     """
     differing = []

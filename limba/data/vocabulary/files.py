@@ -18,6 +18,7 @@ from etils import epath
 from limba.config import InputError, reason_of, untrusted_files, without_credentials
 from limba.storage import hub, servers
 from limba.storage.files import resolved, write_whole
+from limba.storage.literal_names import matching
 
 CONFIG = "config.json"  # a folder for transformers has it
 OF_TOKENIZER = (
@@ -157,7 +158,7 @@ def _write(file: epath.Path, data: bytes) -> None:
 def copies_in(directory: epath.Path) -> list[str]:
     """Returns the paths, below a run's directory, of the files of its copies."""
     paths = []
-    for copy in directory.glob("vocabulary-*"):
+    for copy in matching(directory, "vocabulary-*"):
         if not _COPY.fullmatch(copy.name):
             continue
         if copy.is_dir():

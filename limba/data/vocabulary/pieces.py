@@ -4,7 +4,7 @@ A vocabulary without the other pieces splits every text whose pieces have all st
 
 * Unigram: the best way to split a text stays the best of fewer ways. The score of an unknown letter follows from the
   lowest score of all pieces, and the score of a user-defined symbol from the highest one, so both of these pieces stay.
-* BPE: merges inside a piece never depend on what stands beside it. So a piece needs exactly the pieces that are made
+* BPE: merges inside a piece never depend on its neighbours. So a piece needs exactly the pieces that are made
   on the way from its letters to it, and merges that make other pieces are never chosen in such a text.
 * WordPiece: the longest piece that fits stays the longest. A word that was unknown as a whole may be split now.
 """

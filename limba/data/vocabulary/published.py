@@ -1,9 +1,8 @@
 """The tokenizer of a folder for transformers, opened as transformers 5's AutoTokenizer opens it.
 
-Checked with transformers 5.23. Its rules, in short: `tokenizer_class` chooses a class. Some classes take tokenizer.json
-as it is. Others take only the pieces and merges of that file, and bring their own normalizer, pre-tokenizer and decoder
-(`_REBUILT`); a class of transformers that is in neither table is refused. Then the tokens of tokenizer_config.json,
-special_tokens_map.json and added_tokens.json are added, tokens with a role included.
+`published_files.py` reads what the folder's files say; `tokenizer_classes.py` has the class that opens it, and makes
+its tokenizer. Then the tokens of tokenizer_config.json, special_tokens_map.json and added_tokens.json are added, tokens
+with a role included.
 
 In a text the name of a special token becomes that token here, as in transformers. A trainer reads the same file by
 `tokenizers.TokenizersVocabulary`, for which that name is plain text: a corpus must not be able to end a document.
@@ -11,8 +10,8 @@ In a text the name of a special token becomes that token here, as in transformer
 
 from __future__ import annotations
 
+import base64
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,46 +20,14 @@ from etils import epath
 
 from limba.config import InputError, reason_of
 from limba.data.vocabulary.files import content, folder_at
-from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
+from limba.data.vocabulary.published_files import ROLES, Files, Json, name_of
+from limba.data.vocabulary.tokenizer_classes import AS_IT_IS, REBUILT, T5_ROLES, class_of, finish, unigram
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import parse_model
-from limba.storage.files import read_text
 
 if TYPE_CHECKING:
     import tokenizers
 
-logger = logging.getLogger(__name__)
-
-Json = dict[str, Any]
-ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # in their order
-AS_IT_IS = "TokenizersBackend"  # the class that takes tokenizer.json as it is
-_GENERIC = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "PythonBackend", AS_IT_IS)
-_OF_MODEL = {  # the class that transformers has for a model's kind
-    **dict.fromkeys(("t5", "mt5"), "T5Tokenizer"),
-    "gpt2": "GPT2Tokenizer",
-    **dict.fromkeys(("umt5", "modernbert"), AS_IT_IS),
-}
-_ALIASES = {  # other names of classes in _REBUILT
-    **dict.fromkeys(("BartTokenizer", "LEDTokenizer", "MvpTokenizer"), "RobertaTokenizer"),
-    **dict.fromkeys(("LxmertTokenizer", "MobileBertTokenizer"), "BertTokenizer"),
-}
-# Classes of transformers 5.23 whose own rules are not written here. A name that transformers does not know either is
-# read as AS_IT_IS, there and here.
-_REFUSED = """
-AlbertTokenizer BarthezTokenizer BigBirdTokenizer BlenderbotTokenizer CLIPTokenizer CamembertTokenizer
-CodeLlamaTokenizer CohereTokenizer DPRQuestionEncoderTokenizer DebertaTokenizer DebertaV2Tokenizer EsmcTokenizer
-FunnelTokenizer HerbertTokenizer LasrTokenizer LayoutLMv2Tokenizer LayoutLMv3Tokenizer
-LayoutXLMTokenizer LukeTokenizer MBart50Tokenizer MBartTokenizer MLukeTokenizer MPNetTokenizer MarkupLMTokenizer
-NllbTokenizer NougatTokenizer OpenAIGPTTokenizer PegasusTokenizer Qwen3_5Tokenizer ReformerTokenizer
-RemBertTokenizer RoFormerTokenizer SeamlessM4TTokenizer Siglip2Tokenizer SplinterTokenizer Tipsv2Tokenizer
-UdopTokenizer VideoPrismTokenizer WhisperTokenizer XGLMTokenizer XLNetTokenizer BartphoTokenizer
-BertGenerationTokenizer BertJapaneseTokenizer BertweetTokenizer BioGptTokenizer BlenderbotSmallTokenizer
-CTRLTokenizer CanineTokenizer ClvpTokenizer CpmAntTokenizer CpmTokenizer DiaTokenizer EsmTokenizer FSMTTokenizer
-FlaubertTokenizer GPTNeoXJapaneseTokenizer GPTSw3Tokenizer M2M100Tokenizer MarianTokenizer MgpstrTokenizer
-MyT5Tokenizer PLBartTokenizer PerceiverTokenizer PhobertTokenizer ProphetNetTokenizer RagTokenizer RoCBertTokenizer
-SiglipTokenizer Speech2TextTokenizer SpeechT5Tokenizer TapasTokenizer VitsTokenizer Wav2Vec2CTCTokenizer
-Wav2Vec2PhonemeCTCTokenizer XLMTokenizer
-"""
-REFUSED = frozenset(_REFUSED.split())
 _COMPARED = (  # texts as a trainer reads them and as transformers does
     "All human beings are born free and equal, in dignity.",
     "Toate ființele umane se nasc libere (1948).",
@@ -85,43 +52,10 @@ CONTROL = 3
 USER_DEFINED = 4
 
 
-# The tokens that a class gives to roles which no file names.
-_T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-_XLM = {
-    "bos_token": "<s>",
-    "eos_token": "</s>",
-    "sep_token": "</s>",
-    "cls_token": "<s>",
-    "unk_token": "<unk>",
-    "pad_token": "<pad>",
-    "mask_token": "<mask>",
-}
-_BERT = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
-}
-_GEMMA = {
-    "bos_token": "<bos>",
-    "eos_token": "<eos>",
-    "unk_token": "<unk>",
-    "pad_token": "<pad>",
-    "mask_token": "<mask>",
-}
-_ENDOFTEXT: dict[str, str] = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-_QWEN2: dict[str, str] = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
-_QWEN2_WORDS = (  # what Qwen2Tokenizer first splits a text into
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
 class PublishedVocabulary(TokenizersVocabulary):
     """The tokenizer that AutoTokenizer opens in a folder; `encode` returns its ids without the template.
 
-    `ids` has the ids of ROLES, of those that the files name; `template` is what stands before and after a text.
+    `ids` has the ids of ROLES, of those that the files name; `template` is the ids before and after a text.
     `address` is how a configuration names the folder, by default its path.
     """
 
@@ -210,147 +144,6 @@ class Made:
     cleans_spaces: bool = False
 
 
-@dataclass(frozen=True)
-class Files:
-    """The files beside a model that say how its text is read, each {} where it is missing."""
-
-    folder: epath.Path
-    tokenizer_config: Json  # tokenizer_config.json
-    special_tokens_map: Json  # special_tokens_map.json
-    added_tokens: Json  # added_tokens.json
-    config: Json  # config.json
-    tokenizer_json: Json | None  # tokenizer.json, None where it is missing
-
-    @classmethod
-    def of(cls, folder: epath.Path) -> Files:
-        """Reads them; InputError for one that is not a JSON object."""
-        return cls(
-            folder,
-            tokenizer_config=read_json(folder, "tokenizer_config.json") or {},
-            special_tokens_map=read_json(folder, "special_tokens_map.json") or {},
-            added_tokens=read_json(folder, "added_tokens.json") or {},
-            config=read_json(folder, "config.json") or {},
-            tokenizer_json=read_json(folder, "tokenizer.json"),
-        )
-
-    @property
-    def tokens_by_id(self) -> dict[int, Any]:
-        """The tokens that are added: {id: what AddedToken takes}."""
-        if isinstance(self.tokenizer_config.get("added_tokens_decoder"), dict):
-            return {int(number): token for number, token in self.tokenizer_config["added_tokens_decoder"].items()}
-        roles = self.roles({})
-        special = {name_of(roles[role]) for role in ROLES if roles.get(role)}
-        special |= {name_of(token) for token in self.extra or ()}
-        tokens: dict[int, Any] = {}
-        for name, number in self.added_tokens.items():
-            tokens[int(number)] = {"content": name, "special": name in special, "normalized": name not in special}
-        for token in (self.tokenizer_json or {}).get("added_tokens", ()):
-            tokens[token["id"]] = {key: value for key, value in token.items() if key != "id"}
-        return tokens
-
-    def roles(self, defaults: Mapping[str, str]) -> Json:
-        """Returns {role: its token}: a class's defaults, tokenizer_config.json, special_tokens_map.json, the last wins.
-
-        They stand in transformers' order, in which those without an id get one. transformers does not look into
-        special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
-        """
-        tokens: Json = dict(defaults)
-        for file_content in self.files_with_roles:
-            extra = file_content.get("extra_special_tokens")
-            named: Json = extra if isinstance(extra, dict) else {}  # tokens with names of their own
-            for key, value in {**file_content, **named}.items():
-                is_token = isinstance(value, str) or (isinstance(value, dict) and "content" in value)
-                if key in ROLES or key in named or (key.endswith("_token") and is_token):
-                    tokens[key] = value
-        order = [*(role for role in ROLES if role in tokens), *(role for role in tokens if role not in ROLES)]
-        return {role: tokens[role] for role in order if tokens[role] is not None}
-
-    @property
-    def files_with_roles(self) -> list[Json]:
-        """The files that name the tokens with a role, the last one wins."""
-        if "added_tokens_decoder" in self.tokenizer_config:
-            return [self.tokenizer_config]
-        return [self.tokenizer_config, self.special_tokens_map]
-
-    @property
-    def extra(self) -> list[Any] | None:
-        """The special tokens without a role; None where no file has a list of them, not even an empty one."""
-        older = "additional_special_tokens"
-        newer = "extra_special_tokens"
-        tokens = self.tokenizer_config.get(newer)
-        if older in self.tokenizer_config and (not tokens or isinstance(tokens, dict)):
-            tokens = self.tokenizer_config[older] or []
-        if isinstance(tokens, dict):
-            tokens = None  # tokens with names of their own, see `roles`
-        if "added_tokens_decoder" not in self.tokenizer_config:
-            later = self.special_tokens_map.get(newer)
-            if isinstance(later, list):
-                tokens = [*(tokens or ()), *later]
-            elif tokens is None:
-                tokens = self.special_tokens_map.get(older)
-        return None if tokens is None else list(tokens)
-
-    @property
-    def has_extra_before_class(self) -> bool:
-        """Whether `extra` is known before a class is asked, which then adds none; it may be empty.
-
-        The older list of special_tokens_map.json is not: it goes through the class.
-        """
-        is_read = "added_tokens_decoder" not in self.tokenizer_config
-        is_in_map = is_read and isinstance(self.special_tokens_map.get("extra_special_tokens"), list)
-        return is_in_map or bool({"additional_special_tokens", "extra_special_tokens"} & self.tokenizer_config.keys())
-
-
-def read_json(folder: epath.Path, name: str) -> Json | None:
-    """Returns a JSON object of a folder, None if there is no such file; InputError if it holds anything else."""
-    file = folder / name
-    if not file.exists():
-        return None
-    try:
-        content = json.loads(read_text(file))
-        if not isinstance(content, dict):
-            raise ValueError("it is not a JSON object")
-    except InputError:
-        raise
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{file} cannot be used ({reason_of(error)}); copy the folder again.") from error
-    return content
-
-
-def name_of(token: Any) -> str:
-    """Returns the text of a token, which a file holds as a text or as what AddedToken takes."""
-    return str(token["content"] if isinstance(token, dict) else token)
-
-
-def class_of(files: Files) -> str:
-    """Returns the class of transformers that opens a folder's tokenizer.
-
-    The file's own class wins over the model's, but umT5 and ModernBERT always take tokenizer.json as it is, and so does
-    a LlamaTokenizer whose tokenizer.json has pieces of bytes.
-    """
-    declared = files.tokenizer_config.get("tokenizer_class") or files.config.get("tokenizer_class")
-    of_model = _OF_MODEL.get(str(files.config.get("model_type")))
-    if declared is None:
-        return of_model or AS_IT_IS
-    name = str(declared).removesuffix("Fast") if str(declared) not in _GENERIC else AS_IT_IS
-    name = _ALIASES.get(name, name)
-    if name == "LlamaTokenizer" and _has_byte_level(files.tokenizer_json):
-        return AS_IT_IS
-    if of_model == AS_IT_IS:
-        return AS_IT_IS
-    if name in REFUSED:
-        raise InputError(
-            f"{files.folder}/tokenizer_config.json names the tokenizer_class {declared}, whose rules Limba does not"
-            " have; open it in transformers, save it as PreTrainedTokenizerFast(tokenizer_object="
-            "tokenizer.backend_tokenizer, …), or give another vocabulary."
-        )
-    return name if name in _REBUILT else AS_IT_IS
-
-
-def _has_byte_level(state: Json | None) -> bool:
-    return '"ByteLevel"' in json.dumps([(state or {}).get("pre_tokenizer"), (state or {}).get("decoder")])
-
-
 def open_folder(folder: epath.Path) -> PublishedVocabulary:
     """Returns the vocabulary of a folder; InputError for files that cannot be read, or not as transformers does."""
     files = Files.of(folder)
@@ -423,7 +216,7 @@ def _of_state(files: Files, name: str) -> Made:
         made = read
         roles = files.roles(padding)
     else:
-        rebuild, defaults = _REBUILT[name]
+        rebuild, defaults = REBUILT[name]
         roles = files.roles({**padding, **defaults})
         made = rebuild(files, read, {role: name_of(token) for role, token in roles.items()})
     made.no_truncation()
@@ -431,7 +224,7 @@ def _of_state(files: Files, name: str) -> Made:
     if made.post_processor is None:
         made.post_processor = tokenizers.processors.TemplateProcessing("$A", "$A $B", [])
     _add_tokens(made, files, roles, _extra_of(files, name))
-    _finish(made, name, {role: name_of(token) for role, token in roles.items()})
+    finish(made, name, {role: name_of(token) for role, token in roles.items()})
     return _made(made, files, roles)
 
 
@@ -503,197 +296,10 @@ def _template(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[i
     return tuple(encoding.ids[:num_before]), tuple(encoding.ids[len(is_text) - num_after :])
 
 
-def _merges(state: Json) -> list[tuple[str, str]]:
-    """Returns the merges of a tokenizer.json; older files have them as strings with a space."""
-    merges = []
-    for merge in state["model"]["merges"]:
-        first, second = merge.split(" ") if isinstance(merge, str) else merge
-        merges.append((first, second))
-    return merges
-
-
-def _require(files: Files, kind: str, name: str) -> Json:
-    """Returns tokenizer.json's content; InputError if its model is not of the kind that a class needs."""
-    state = files.tokenizer_json or {}
-    if state.get("model", {}).get("type", kind) != kind:
-        raise InputError(
-            f"transformers reads {files.folder} by {name}, which needs a {kind} model, and tokenizer.json has"
-            f" {state['model']['type']}; set tokenizer_class in tokenizer_config.json to PreTrainedTokenizerFast."
-        )
-    return state
-
-
-Rebuild = Callable[["Files", Any, Mapping[str, str]], Any]  # (files, tokenizer.json, names of roles) -> tokenizer
-
-
-def _charsmap(state: Json) -> Json | None:
-    """Returns the precompiled rules of a normalizer, which are all that T5Tokenizer takes of it."""
-    normalizer = state.get("normalizer") or {}
-    steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
-    return next((step for step in steps if step.get("type") == "Precompiled"), None)
-
-
-def _with_state(tokenizer: Any, **parts: object) -> Any:
-    """Returns the tokenizer with parts of its JSON replaced."""
-    import tokenizers
-
-    return tokenizers.Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), **parts}))
-
-
-def _unigram(vocabulary: Sequence[Sequence[Any]], unknown: int, charsmap: Json | None, scheme: str) -> Any:
-    """Returns the tokenizer of T5Tokenizer and XLMRobertaTokenizer: words between white space, each after a space.
-
-    `unknown` is the id of the unknown piece, `scheme` says before which words Metaspace puts the space.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    pieces = [(piece, score) for piece, score in vocabulary]
-    made = Tokenizer(models.Unigram(pieces, unknown, False))
-    spaces = pre_tokenizers.Metaspace(SPACE, scheme, split=True)
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces])
-    made.decoder = decoders.Metaspace(SPACE, scheme, split=True)
-    return made if charsmap is None else _with_state(made, normalizer=charsmap)
-
-
-def _t5(files: Files, read: Any, names: Mapping[str, str]) -> Any:
-    state = _require(files, "Unigram", "T5Tokenizer")
-    return _unigram(state["model"]["vocab"], 2, _charsmap(state), "always")
-
-
-def _xlm_roberta(files: Files, read: Any, names: Mapping[str, str]) -> Any:
-    state = _require(files, "Unigram", "XLMRobertaTokenizer")
-    scheme = "always" if files.tokenizer_config.get("add_prefix_space", True) else "never"
-    return _unigram(state["model"]["vocab"], 3, _charsmap(state), scheme)
-
-
-def _llama(files: Files, read: Any, names: Mapping[str, str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    state = _require(files, "BPE", "LlamaTokenizer")
-    pieces = models.BPE(state["model"]["vocab"], _merges(state), fuse_unk=True, byte_fallback=True)
-    made = Tokenizer(pieces)
-    add_prefix_space = files.tokenizer_config.get("add_prefix_space")
-    has_space = add_prefix_space is None or bool(add_prefix_space)
-    if not has_space:
-        scheme = "never"
-    elif files.tokenizer_config.get("legacy", False):
-        scheme = "always"
-    else:
-        scheme = "first"
-    made.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
-    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if has_space:
-        steps.append(decoders.Strip(" ", 1))
-    made.decoder = decoders.Sequence(steps)
-    made.post_processor = read.post_processor
-    return made
-
-
-def _gpt2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    state = _require(files, "BPE", class_of(files))
-    plain = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": False}
-    made = Tokenizer(models.BPE(state["model"]["vocab"], _merges(state), **plain))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(
-        add_prefix_space=bool(files.tokenizer_config.get("add_prefix_space", False))
-    )
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = read.post_processor
-    return made
-
-
-def _gpt_neox(files: Files, read: Any, names: Mapping[str, str]) -> Any:
-    from tokenizers import normalizers
-
-    made = _gpt2(files, read, names)
-    made.normalizer = normalizers.NFC()
-    return made
-
-
-def _qwen2(files: Files, read: Any, names: Mapping[str, str]) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    made = _gpt_neox(files, read, names)
-    has_space = bool(files.tokenizer_config.get("add_prefix_space", False))
-    words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(has_space, use_regex=False)])
-    return made
-
-
-def _gemma(files: Files, read: Any, names: Mapping[str, str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    state = _require(files, "BPE", "GemmaTokenizer")
-    unknown = names["unk_token"]
-    pieces = models.BPE(state["model"]["vocab"], _merges(state), fuse_unk=True, byte_fallback=True, unk_token=unknown)
-    made = Tokenizer(pieces)
-    made.normalizer = normalizers.Replace(" ", SPACE)
-    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
-    made.post_processor = read.post_processor
-    return made
-
-
-def _bert(files: Files, read: Any, names: Mapping[str, str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    state = _require(files, "WordPiece", "BertTokenizer")
-    made = Tokenizer(models.WordPiece(state["model"]["vocab"], unk_token=names["unk_token"]))
-    made.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=bool(files.tokenizer_config.get("tokenize_chinese_chars", True)),
-        strip_accents=files.tokenizer_config.get("strip_accents"),
-        lowercase=bool(files.tokenizer_config.get("do_lower_case", True)),
-    )
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece(prefix="##")
-    made.post_processor = read.post_processor
-    return made
-
-
-def _finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
-    """Sets the template of the classes that have their own, whatever tokenizer.json has."""
-    from tokenizers import processors
-
-    def number(role: str) -> int:
-        return tokenizer.token_to_id(names[role])
-
-    if name == "T5Tokenizer":
-        end = ("</s>", number("eos_token"))
-        tokenizer.post_processor = processors.TemplateProcessing(["$A", "</s>"], ["$A", "</s>", "$B", "</s>"], [end])
-    elif name in ("BertTokenizer", "XLMRobertaTokenizer"):
-        roles = ("cls_token", "sep_token") if name == "BertTokenizer" else ("bos_token", "eos_token")
-        begin, end = (names[role] for role in roles)
-        ids = [(begin, number(roles[0])), (end, number(roles[1]))]
-        tokenizer.post_processor = processors.TemplateProcessing([begin, "$A", end], None, ids)
-    elif name == "RobertaTokenizer":
-        end, begin = [(names[role], number(role)) for role in ("sep_token", "cls_token")]
-        tokenizer.post_processor = processors.RobertaProcessing(end, begin)
-    elif name == "GPTNeoXTokenizer":
-        tokenizer.post_processor = processors.TemplateProcessing("$A", "$A $B", [])
-
-
-# A class: what makes its tokenizer of tokenizer.json's pieces, and the tokens that its roles have by default.
-_REBUILT: Mapping[str, tuple[Rebuild, Mapping[str, str]]] = {
-    "T5Tokenizer": (_t5, _T5),
-    "LlamaTokenizer": (_llama, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
-    "GPT2Tokenizer": (_gpt2, _ENDOFTEXT),
-    "GPTNeoXTokenizer": (_gpt_neox, {**_ENDOFTEXT, "pad_token": "<|padding|>"}),
-    "Qwen2Tokenizer": (_qwen2, _QWEN2),
-    "BertTokenizer": (_bert, _BERT),
-    "RobertaTokenizer": (_gpt2, _XLM),
-    "GemmaTokenizer": (_gemma, _GEMMA),
-    "XLMRobertaTokenizer": (_xlm_roberta, _XLM),
-}
-
-
 def _of_spiece(files: Files, path: str) -> Made:
     """Returns the tokenizer that T5Tokenizer makes of a SentencePiece model without a tokenizer.json."""
-    import base64
-
     model = parse_model(content(path))
-    roles = files.roles(_T5)
+    roles = files.roles(T5_ROLES)
     extra_ids = int(files.tokenizer_config.get("extra_ids", 100))
     special = [piece for piece in model.pieces if piece.type in (CONTROL, USER_DEFINED)]
     num_inside = sum("<extra_id_" in piece.piece for piece in special)
@@ -709,12 +315,12 @@ def _of_spiece(files: Files, path: str) -> Made:
     charsmap = None
     if rules:
         charsmap = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()}
-    made = _unigram(pieces, 2, charsmap, "always")
+    made = unigram(pieces, 2, charsmap, "always")
     extra = files.extra or []
     if not files.has_extra_before_class:
         extra = [{"content": piece.piece, "normalized": False, "special": piece.type == CONTROL} for piece in special]
         if not any("<extra_id_" in name_of(token) for token in extra):
             extra += sentinels
     _add_tokens(made, files, roles, extra)
-    _finish(made, "T5Tokenizer", {role: name_of(token) for role, token in roles.items()})
+    finish(made, "T5Tokenizer", {role: name_of(token) for role, token in roles.items()})
     return _made(made, files, roles)

@@ -72,7 +72,7 @@ class StreamVocabulary(Vocabulary):
         self.start = start
         self.is_one_sequence = is_one_sequence
         self._never_text = never_text
-        # What a text has in the place of an id that is never text.
+        # What a text has instead of an id that is never text.
         self._instead = () if unknown is None or unknown in never_text else (unknown,)
 
     @property

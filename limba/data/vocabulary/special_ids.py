@@ -1,4 +1,4 @@
-"""The ids with a role in a model: padding, start, ends, mask, the decoder's start, and what stands around a text.
+"""The ids with a role in a model: padding, start, ends, mask, the decoder's start, and the ids around a text.
 
 A run of Limba or T5X has the ids of T5's layout: `of_run`. A folder for transformers names them in its files,
 which `of_folder` reads in transformers' own order of precedence; a run whose vocabulary is such a folder has these, and
@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig
-from limba.data.vocabulary.published import PublishedVocabulary, open_folder, read_json
+from limba.data.vocabulary.published import PublishedVocabulary, open_folder
+from limba.data.vocabulary.published_files import read_json
 from limba.data.vocabulary.sentinels import begin_id, known_mask_id, sentinel_table
 from limba.data.vocabulary.shifted import StreamVocabulary, published_of
 from limba.data.vocabulary.vocabularies import Vocabulary
@@ -116,7 +117,7 @@ class SpecialIds:
 
     @property
     def filling(self) -> int:
-        """The id that stands behind the end of a written text, as in transformers: padding, else the end."""
+        """The id that fills a row after the end of a written text, as in transformers: padding, else the end."""
         if self.padding is not None:
             return self.padding
         return self.ends[0] if self.ends else PADDING
@@ -234,16 +235,7 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
     ends = of_generation.several("eos_token_id")
     padding = of_config.one("pad_token_id")
     start = of_generation.one("bos_token_id")
-    first = of_config.one("decoder_start_token_id")
-    first_written = of_generation.one("decoder_start_token_id")
-    has_decoder = not (model.is_decoder_only or model.is_t5_encoder)
-    if has_decoder and first is None:
-        first = first_written if first_written is not None else padding
-        if first is None:
-            raise InputError(f"{folder}/config.json has no decoder_start_token_id, which a T5 needs; add it there.")
-        logger.info("%s/config.json has no decoder_start_token_id; it is taken as %d, padding.", folder, first)
-    if first_written is None:
-        first_written = first if start is None else start
+    decoder_start, generation_start = _decoder_starts(folder, of_config, of_generation, model)
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     roles: Mapping[str, int] = {}
@@ -274,8 +266,8 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         unknown=roles.get("unk_token"),
         mask=mask,
         separator=roles.get("sep_token"),
-        decoder_start=START if first is None else first,
-        generation_start=START if first_written is None else first_written,
+        decoder_start=decoder_start,
+        generation_start=generation_start,
         before=before,
         after=after,
         suppressed=of_generation.several("suppress_tokens"),
@@ -283,6 +275,26 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         passed_over=tuple(f"{key} {rules[key]}" for key, same in _PASSED_OVER.items() if rules.get(key) not in same),
         is_published=True,
     )
+
+
+def _decoder_starts(folder: epath.Path, of_config: _Ids, of_generation: _Ids, model: Family) -> tuple[int, int]:
+    """Returns the first input of a decoder whose targets are given, and of one that writes; START without a decoder."""
+    first = of_config.one("decoder_start_token_id")
+    first_written = of_generation.one("decoder_start_token_id")
+    start = of_generation.one("bos_token_id")
+    has_decoder = not (model.is_decoder_only or model.is_t5_encoder)
+    if has_decoder and first is None:
+        first = first_written
+        origin = "from generation_config.json"
+        if first is None:
+            first = of_config.one("pad_token_id")
+            origin = "padding"
+        if first is None:
+            raise InputError(f"{folder}/config.json has no decoder_start_token_id, which a T5 needs; add it there.")
+        logger.info("%s/config.json has no decoder_start_token_id; it is taken as %d, %s.", folder, first, origin)
+    if first_written is None:
+        first_written = first if start is None else start
+    return START if first is None else first, START if first_written is None else first_written
 
 
 def family_of(folder: epath.Path) -> Named:
@@ -351,7 +363,7 @@ def _never_text(
 ) -> frozenset[int]:
     """Returns the ids as which no text is read: special tokens, a T5's sentinels, and those with a role.
 
-    The unknown piece is one of them only where it stands around a text too, as GPT-2's end does. So it is with a piece
+    The unknown piece is one of them only where it is put around a text too, as GPT-2's end does. So it is with a piece
     of text that a folder names as its padding, such as "!".
     """
     added = vocabulary.tokenizer.get_added_tokens_decoder().items()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers.processors import TemplateProcessing
 
 BEGIN = "\U000f1d00"  # of private use: marks where a text begins while it is cut
-GUARD = "\U000f1d01"  # of private use: stands before a text that begins with the pieces' character for a space
+GUARD = "\U000f1d01"  # of private use: put before a text that begins with the pieces' character for a space
 STAND_IN = 0xF1E00  # of private use: from here on, each stands for a user-defined symbol while the text is normalized
 MOST_STEPS = 1_000  # for rules of several characters
 TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # SentencePiece's numbers

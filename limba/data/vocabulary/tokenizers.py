@@ -97,14 +97,14 @@ class TokenizersVocabulary(Vocabulary):
         """Returns whether text is cut into this token, also where the name of a special token is plain text.
 
         A token such as <pad> may stand among the pieces too: no merge of BPE gives it, and SentencePiece has no
-        probability of it, but 0.0 in the place of a logarithm below 0.
+        probability of it, but 0.0 instead of a logarithm below 0.
         """
         name = self.tokenizer.id_to_token(number)
         model = json.loads(self.tokenizer.to_str())["model"]
         if name is None:
             return False
         if model["type"] == "BPE":
-            merges = ("".join(each) if isinstance(each, list) else each.replace(" ", "") for each in model["merges"])
+            merges = ("".join(pair) if isinstance(pair, list) else pair.replace(" ", "") for pair in model["merges"])
             return name in model["vocab"] and (len(name) == 1 or name in merges)
         if model["type"] == "Unigram":
             return any(piece == name and score < 0 for piece, score in model["vocab"])
@@ -118,19 +118,19 @@ class TokenizersVocabulary(Vocabulary):
         """
         model = json.loads(self.tokenizer.to_str())["model"]
         added = self.tokenizer.get_added_tokens_decoder()
-        found = [False] * self.vocab_size
+        begins_words = [False] * self.vocab_size
         if model.get("end_of_word_suffix"):  # which marks where a word ends
-            return found
+            return begins_words
         if model["type"] == "WordPiece":
             continues = model["continuing_subword_prefix"]
             for piece, number in model["vocab"].items():
-                found[number] = not piece.startswith(continues) and number not in added
+                begins_words[number] = not piece.startswith(continues) and number not in added
             if self.unk_id is not None:  # a word that is not known
-                found[self.unk_id] = True
-            return found
+                begins_words[self.unk_id] = True
+            return begins_words
         for number, text in enumerate(self.piece_bytes()):
-            found[number] = text[:1].isspace() and number not in added
-        return found
+            begins_words[number] = text[:1].isspace() and number not in added
+        return begins_words
 
     @property
     def _base_vocab_size(self) -> int:

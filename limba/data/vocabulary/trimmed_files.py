@@ -16,7 +16,7 @@ from typing import Any
 
 from limba.config import InputError
 from limba.data.vocabulary.files import content
-from limba.data.vocabulary.published import read_json
+from limba.data.vocabulary.published_files import read_json
 from limba.data.vocabulary.sentinels import SENTINEL
 from limba.data.vocabulary.vocabularies import parse_model
 

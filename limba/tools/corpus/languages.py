@@ -6,7 +6,7 @@ import re
 
 from limba.config import InputError
 
-# Codes of two letters with their names; several codes of a name stand at each of them.
+# Codes of two letters with their names; several codes of one name are listed at each.
 LANGUAGES = {
     "aa": "Afar", "ab": "Abkhaz", "ae": "Avestan", "af": "Afrikaans", "ak": "Akan", "am": "Amharic", "an": "Aragonese",
     "ar": "Arabic", "as": "Assamese", "av": "Avar", "ay": "Aymara", "az": "Azerbaijani", "ba": "Bashkir",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import keyword
 import math
@@ -84,25 +85,14 @@ def run(argv: Sequence[str]) -> None:
     days = _checked_days(args.days)
     price = _checked_price(args.price)
     with environment.quiet_imports():
-        from limba.tools.corpus import counting, languages, sizes, templates
-        from limba.tools.corpus.hardware import hardware, of_this_machine
+        from limba.tools.corpus import counting, templates
         from limba.tools.corpus.plans import Asked
         from limba.tools.corpus.proposal import Proposer
         from limba.tools.corpus.survey import survey
-    if args.start and (args.size or args.kind):
-        raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
     kind = args.kind or "t5"
-    if args.size is not None and args.size not in sizes.SIZES[kind]:
-        raise InputError(f"--size={args.size} is not known; give one of {', '.join(sizes.SIZES[kind])}.")
-    if args.language:
-        languages.check_codes(args.language)
+    _check_model(args, kind)
     is_here = args.hardware == "this"
-    machine = of_this_machine() if is_here else hardware(args.hardware)
-    if args.hardware is None and (environment.num_gpus() or environment.is_tpu_vm()):
-        raise InputError(
-            "This machine has an accelerator; give --hardware=this to time a step on it, a name such as 8xh100 or v4-8,"
-            " or cpu."
-        )
+    machine = _machine(args.hardware)
     _check_new(name, "from" if args.start else args.size)
     start = _start(args.start) if args.start else None
     if start is not None:
@@ -129,6 +119,7 @@ def run(argv: Sequence[str]) -> None:
     asked = Asked(surveyed, machine, days, kind, start or args.size, price)
     proposal = _timed(asked, counts) if is_here else Proposer(asked, counts).proposal()
     plan = _chosen(proposal, args.choice)
+    # All is known now: what is proposed, the files, and the commands that come next.
     print(_described(corpus, surveyed))
     if is_here:
         print(machine.words)
@@ -148,6 +139,33 @@ def run(argv: Sequence[str]) -> None:
         print(f"  {path}")
     for line in _next(name, corpus, plan, machine):
         print(line)
+
+
+def _check_model(args: argparse.Namespace, kind: str) -> None:
+    """Raises InputError for a size, a published model or a language that cannot be."""
+    from limba.tools.corpus import languages, sizes
+
+    if args.start and (args.size or args.kind):
+        raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
+    if args.size is not None and args.size not in sizes.SIZES[kind]:
+        raise InputError(f"--size={args.size} is not known; give one of {', '.join(sizes.SIZES[kind])}.")
+    if args.language:
+        languages.check_codes(args.language)
+
+
+def _machine(name: str | None) -> Hardware:
+    """Returns the hardware of this name, or this machine; InputError where this one's accelerator would lie idle."""
+    from limba.tools.corpus.hardware import hardware, of_this_machine
+
+    if name == "this":
+        return of_this_machine()
+    machine = hardware(name)
+    if name is None and (environment.num_gpus() or environment.is_tpu_vm()):
+        raise InputError(
+            "This machine has an accelerator; give --hardware=this to time a step on it, a name such as 8xh100 or v4-8,"
+            " or cpu."
+        )
+    return machine
 
 
 def _chosen(proposal: Proposal, choice: str) -> Plan:

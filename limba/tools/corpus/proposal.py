@@ -158,7 +158,7 @@ class Proposer:
 
     def run_of(self, candidate: Candidate, steps: int = sizes.FEW_STEPS) -> RunConfig:
         """Returns the run of a size as its gin file will describe it, except for its task, periods and memory."""
-        # A published model's network replaces this one below; its gin files only have to be of the same kind.
+        # A published model's network replaces this one below; only the kind of its gin files matters.
         size = sizes.SIZES[self.asked.kind][0] if self.asked.start else candidate.size
         files = [sizes.FILES[self.asked.kind].format(size), *sizes.RUN_FILES[self.asked.kind]]
         if self.asked.start:

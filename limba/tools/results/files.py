@@ -5,6 +5,7 @@ A file is local, or `hub:user/name/path`: of a data set of the hub, in the cache
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -68,7 +69,9 @@ def on_hub(folder: str, name: str) -> HubFile | None:
     >>> on_hub("hub:me/set@v1", "a/b.parquet"), on_hub("data", "b.parquet")
     (HubFile(address='hub:me/set@v1/a/b.parquet', name='me/set', revision='v1', path='a/b.parquet'), None)
     """
-    whole = f"{folder}/{name}" if folder.startswith("hub:") and not name.startswith(("hub:", "/", "~")) else name
+    whole = name
+    if folder.startswith("hub:") and not name.startswith(("hub:", "/", "~")):
+        whole = f"{folder}/{name}"
     match = HUB.fullmatch(whole)
     if match is None and whole.startswith("hub:"):
         raise InputError(
@@ -96,7 +99,10 @@ def place_of(folder: str, name: str) -> Path:
         return path
     if file := on_hub(folder, name):
         raise InputError(f"{file.address} is not on this machine yet; run {file.download}.")
-    raise InputError(f"{Path(folder, name)} does not exist; name the folder of the suite's files as --data=FOLDER.")
+    path = Path(folder).expanduser() / Path(name).expanduser()
+    if path.exists():
+        raise InputError(f"{path} is no regular file; name the folder of the suite's files as --data=FOLDER.")
+    raise InputError(f"{path} does not exist; name the folder of the suite's files as --data=FOLDER.")
 
 
 def checksum(path: Path) -> str:
@@ -210,7 +216,7 @@ def text(where: str, value: object, what: str) -> str:
     """Returns a value if it is a text, with a question mark for half a letter, which JSON can hold and UTF-8 cannot."""
     if not isinstance(value, str):
         in_words = "null" if value is None else f"{value!r}, of type {type(value).__name__}"
-        raise InputError(f"{where}: {what} holds {in_words[:200]}, and not a text; correct it.")
+        raise InputError(f"{where}: {what} holds {in_words[:200]}, not a text; correct it.")
     return value.encode("utf-8", "replace").decode()
 
 
@@ -228,10 +234,10 @@ def label_in(where: str, row: Mapping[str, object], column: str | int) -> str:
 def number_in(where: str, row: Mapping[str, object], column: str | int) -> float:
     """Returns the finite number in a column of a row; InputError for anything else, such as null and NaN."""
     value = row[str(column)]
-    try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except (ValueError, OverflowError):
-        number = math.nan
+    number = math.nan
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            number = float(value)
     if not math.isfinite(number):
         raise InputError(f"{where}: the column {column} is not a finite number; correct it.")
     return number

@@ -246,7 +246,7 @@ class ForeignScorer:
         return int(positions)
 
     def _ids(self, text: str) -> list[int]:
-        return self._checked(self.tokenizer(_whole_letters(text), add_special_tokens=False).input_ids)
+        return self._checked(self.tokenizer(_whole_letters(text), add_special_tokens=False, verbose=False).input_ids)
 
     def _checked(self, ids: list[int]) -> list[int]:
         """Returns the ids of a text; InputError for one that was added to the tokenizer, and that the model lacks."""
@@ -292,7 +292,7 @@ class ForeignScorer:
         text = _whole_letters(text)
         if not self.tokenizer.is_fast:
             return len(self.tokenizer.decode(self._ids(text)[:1]).encode())
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
         # A letter of several pieces is left out as a whole.
         end = encoding.offset_mapping[0][1] if encoding.input_ids else 0
         return len(text[:end].encode())
@@ -328,14 +328,14 @@ class ForeignScorer:
         """Returns the ids of a text, and which of them begin a word, by the rule of `TrainedModel.log_likelihoods`.
 
         A word begins after a space, and with each piece that a letter of a script without spaces begins. Pieces of
-        single bytes of a letter go on with what stands before them.
+        single bytes of a letter continue the word before them.
         """
         text = _whole_letters(text)
         if not self.tokenizer.is_fast:  # one that tells no places: a piece of BERT's that goes on says so
             ids = self._ids(text)
             names = self.tokenizer.convert_ids_to_tokens(ids)
             return ids, np.array([not name.startswith("##") for name in names], bool)
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
         offsets = [*encoding.offset_mapping, (len(text), len(text))]
         begins = []
         last = 0  # where the pieces before this one end

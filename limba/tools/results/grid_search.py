@@ -14,7 +14,7 @@ Get = Callable[[str, Setting, int, Compute], Outcome]  # the part, the setting, 
 
 
 class Found(NamedTuple):
-    """The outcomes of the seeds, and the sentences that stand beside their figures."""
+    """The outcomes of the seeds, and the notes beside their figures."""
 
     outcomes: list[Outcome]
     notes: list[str]
@@ -34,7 +34,7 @@ def num_of_search(protocol: Protocol) -> int:
 def learned(runs: FineTuning, label: str, is_random: bool, seeds: Sequence[int], protocol: Protocol, get: Get) -> Found:
     """Returns the test figures of each seed at the setting with the best figure on the development part.
 
-    The search has the seed 0, which is none of `seeds`; it never sees the test part.
+    The search has the seed 0, which is not in `seeds`; it never sees the test part.
     """
     tried = dict[Setting, Outcome]()
     if num_of_search(protocol) == 0:
@@ -93,5 +93,9 @@ def _notes(
         )
     cut = int(outcomes[0].notes.get("cut", 0))
     if cut and not is_random:
-        notes.append(f"{what}: {cut:,} of {len(parts.test):,} test examples are longer than the model reads, and cut")
+        follows = "; the words after them count as wrong" if task.is_tagged else ""
+        notes.append(
+            f"{what}: {cut:,} of {len(parts.test):,} test examples are longer than {runs.longest:,} tokens, and"
+            f" cut{follows}"
+        )
     return notes

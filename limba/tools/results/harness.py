@@ -33,8 +33,8 @@ class LimbaLM(TemplateLM):
     scored; where it learned pairs, the context is an input, which has an end. A T5 reads the context and writes the
     continuation; with `sentinels` it reads `CONTEXT <extra_id_0>` and writes `<extra_id_0> CONTINUATION`, as one that
     has only learned to fill gaps does. Without the argument it does so where the run, or the record in the folder that
-    was exported from it, says that it has learned nothing else. Of an empty context a T5 reads only the gap, or nothing
-    but the end of sequence. Sentinels and ends are not scored.
+    was exported from it, says that it has learned nothing else. From an empty context a T5 reads only the gap, or
+    nothing but the end of sequence. Sentinels and ends are not scored.
     """
 
     def __init__(self, pretrained: str, batch_size: int | str = 8, sentinels: bool | None = None, **options: object):

@@ -1,6 +1,6 @@
 """Figures of predictions, in percent, correlations too; each for many resamples of the examples at once.
 
-`counts`, [R, N], says how often each of N examples stands in each of R resamples: ones alone are the examples as they
+`counts`, [R, N], says how often each of N examples is in each of R resamples: ones alone are the examples as they
 are. The figures equal scikit-learn's, SciPy's and seqeval's (tests/results/test_scores.py).
 """
 

@@ -176,8 +176,8 @@ def run_of(name: str) -> Path | None:
     """Returns the directory of a local run, also from one of its checkpoints; None for any other model."""
     from limba.api import look_at
 
-    found = None if "://" in name else look_at(name)
-    return Path(found.directory) if found is not None and found.kind == "Limba" else None
+    opened = None if "://" in name else look_at(name)
+    return Path(opened.directory) if opened is not None and opened.kind == "Limba" else None
 
 
 def _ways(network: ModelConfig) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ def _may_be_foreign(name: str) -> bool:
 
 
 def _foreign(name: str, error: InputError | None) -> Scorer:
-    """Returns the model that transformers opens; raises the error of `limba.load` where there is none of that name."""
+    """Returns the model that transformers opens; raises the error of `limba.load` where no model has that name."""
     if error is not None and not _may_be_foreign(name):
         raise error
     from limba.tools.results import foreign_scorer

@@ -25,7 +25,9 @@ from limba.config import InputError
 from limba.formats.limba_checkpoint import AVERAGE
 from limba.formats.t5x import stored_arrays
 from limba.sharding.mesh import leaf_name, named_leaves
+from limba.storage.failures import waited
 from limba.storage.files import key_value_store
+from limba.storage.literal_names import matching
 
 Index = tuple[slice, ...]
 Spec = Mapping[str, object]  # of a tensorstore
@@ -167,12 +169,12 @@ class _Part(NamedTuple):
 
 def _own_parts(leaf: PyTree) -> list[_Part]:
     """Returns what this process writes of an array, or of the abstract one."""
-    own = jax.process_index()
+    process = jax.process_index()
     parts = []
     holders, axis, number = _shares(leaf.sharding, leaf.shape)
     indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
     for key in dict.fromkeys(_key(index, leaf.shape) for index in indices):
-        rank = holders[key].index(own)
+        rank = holders[key].index(process)
         if axis is None and rank > 0:
             continue
         index = list(_slices(key))
@@ -204,8 +206,8 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot, attempt: str) -> str
 
     `attempt` ends the name, so that no other attempt to save the step writes there.
     """
-    own = jax.process_index()
-    folder = directory / f"{STORE}{own}.{attempt}"
+    process = jax.process_index()
+    folder = directory / f"{STORE}{process}.{attempt}"
     folder.mkdir(parents=True, exist_ok=True)
     store = {"driver": "ocdbt", "base": _base(folder), **OCDBT}
     context = ts.Context()  # one store for all arrays
@@ -213,9 +215,9 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot, attempt: str) -> str
         transaction = ts.Transaction(atomic=True)
         writes = []
         for array in batch:
-            if not (array.parts or own == 0):
+            if not (array.parts or process == 0):
                 continue
-            opened = ts.open(
+            opening = ts.open(
                 {
                     "driver": "zarr",
                     "kvstore": {**store, "path": f"{array.name}/"},
@@ -223,18 +225,19 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot, attempt: str) -> str
                     "metadata": {"shape": array.shape, "chunks": array.chunk, "compressor": {"id": "zstd", "level": 1}},
                     "store_data_equal_to_fill_value": True,
                 },
-                create=own == 0,
+                create=process == 0,
                 open=True,
-                assume_metadata=own != 0,  # the first process writes it
+                assume_metadata=process != 0,  # the first process writes it
                 transaction=transaction,
                 context=context,
-            ).result()
+            )
+            opened = waited(opening)
             for index, part in array.parts:
                 target = opened[index] if index else opened
                 writes.append(target.write(part, can_reference_source_data_indefinitely=True))
         for write in writes:
-            write.copy.result()
-        transaction.commit_sync()
+            waited(write.copy)
+        waited(transaction.commit_async())
     return folder.name
 
 
@@ -250,14 +253,14 @@ def merge(directory: epath.Path, attempt: str) -> bytes:
     """
     context = ts.Context()
     spec = {"driver": "ocdbt", "base": _base(directory), "manifest": MEMORY, **OCDBT}
-    merged = ts.KvStore.open(spec, context=context).result()
+    merged = waited(ts.KvStore.open(spec, context=context))
     transaction = ts.Transaction(atomic=True)
-    for folder in sorted(directory.glob(f"{STORE}*.{attempt}")):
-        child = ts.KvStore.open({"driver": "ocdbt", "base": _base(folder), **OCDBT}, context=context).result()
-        child.experimental_copy_range_to(merged.with_transaction(transaction)).result()
-    transaction.commit_sync()
-    manifest = ts.KvStore.open(MEMORY, context=context).result().read(MERGED).result()
-    return manifest.value
+    for folder in matching(directory, f"{STORE}*.{attempt}"):
+        child = waited(ts.KvStore.open({"driver": "ocdbt", "base": _base(folder), **OCDBT}, context=context))
+        waited(child.experimental_copy_range_to(merged.with_transaction(transaction)))
+    waited(transaction.commit_async())
+    memory = waited(ts.KvStore.open(MEMORY, context=context))
+    return waited(memory.read(MERGED)).value
 
 
 Stores = Mapping[str, ts.TensorStore]
@@ -275,7 +278,7 @@ def opened(directory: epath.Path) -> Stores:
     how = {"fill_missing_data_reads": False}
     context = ts.Context()
     started = {name: ts.open({**spec, **how}, read=True, open=True, context=context) for name, spec in specs.items()}
-    return {name: store.result() for name, store in started.items()}
+    return {name: waited(store) for name, store in started.items()}
 
 
 def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
@@ -295,14 +298,14 @@ def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
     for batch in _batches([name for name in wanted if name not in read], lambda name: num_bytes(wanted[name])):
         started = {name: _started(stores[stored_names[name] or name], wanted[name]) for name in batch}
         for name, pieces in started.items():
-            read[name] = _placed(wanted[name], {key: piece.result() for key, piece in pieces.items()})
+            read[name] = _placed(wanted[name], {key: waited(piece) for key, piece in pieces.items()})
     return jax.tree.map_with_path(lambda path, _: read[leaf_name(path)], abstract)
 
 
 def _stored_name(name: str, stores: Stores) -> str | None:
     """Returns the name of the stored array that is read for an array of the state.
 
-    None for a number of OPTIONAL that is absent. These numbers are found by their last name, as what stands before them
+    None for a number of OPTIONAL that is absent. These numbers are found by their last name, as the path before them
     in the optimizer's chain may differ.
     """
     if name in stores or not OPTIONAL.search(name):
@@ -315,7 +318,7 @@ def _stored_name(name: str, stores: Stores) -> str | None:
 
 
 def _about_average(checkpoint: epath.Path, wanted: AbstractSet[str], stored: AbstractSet[str]) -> str:
-    """Returns what is said if the run or the checkpoint has an average of the weights, and not both; else ""."""
+    """Returns a note if only the run or only the checkpoint has an average of the weights; else ""."""
     has_average = any(AVERAGE.match(name) for name in wanted)
     had_average = any(AVERAGE.match(name) for name in stored)
     if has_average == had_average or jax.process_index() != 0:

@@ -6,6 +6,7 @@ position) and with the original's configuration, of which only the schedule and 
 
 import contextlib
 import dataclasses
+import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from limba.formats import limba_checkpoint
 from limba.storage import lease
 from limba.storage.failures import short_reason
 from limba.storage.files import read_text, resolved, write_whole
+from limba.storage.literal_names import matching
 from limba.training.checkpoints import step_directory
 from limba.training.schedule import make_schedule
 from limba.training.skipped_batches import FILE as LEDGER_FILE
@@ -64,17 +66,17 @@ class Branch:
 
 def found_at(directory: str) -> Branch | None:
     """Returns the branch that a directory is; None if there is nothing. InputError for anything else."""
-    place = resolved(directory)
-    if (place / FILE).exists():
+    path = resolved(directory)
+    if (path / FILE).exists():
         try:
-            fields = json.loads(read_text(place / FILE))
+            fields = json.loads(read_text(path / FILE))
             return Branch(**{entry.name: fields[entry.name] for entry in dataclasses.fields(Branch)})
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{place / FILE} is no record of a branch; name a new directory.") from error
-    if place.exists() and any(child.name != lease.FILE for child in place.iterdir()):
-        raise InputError(f"{directory} is not empty and no branch; name a new directory.")
+            raise InputError(f"{path / FILE} is not the record of a branch; name a new directory.") from error
+    if path.exists() and any(child.name != lease.FILE for child in path.iterdir()):
+        raise InputError(f"{directory} is not empty, and it is not a branch; name a new directory.")
     return None
 
 
@@ -109,15 +111,17 @@ def chosen(run: str, there: Sequence[int], decay_steps: int, shape: str, step: i
             f"There is no checkpoint at step {branch.step} in {run}: it holds {kept} (CheckpointConfig.keep says how"
             " many are kept)."
         )
-    if out is None and (old := found_at(branch.name())) not in (None, branch):
-        raise InputError(f"{branch.name()} is another branch, of {old and old.run}; name another directory.")
+    if out is None:
+        old = found_at(branch.name())
+        if old is not None and old != branch:
+            raise InputError(f"{branch.name()} is another branch, of {old.run}; name another directory.")
     return branch
 
 
 def _begun(run: str) -> Iterator[Branch]:
     """Yields the branches of a run that lie beside it, under their own names."""
-    place = resolved(run)
-    for child in place.parent.glob(f"{place.name}-decay-*"):
+    path = resolved(run)
+    for child in matching(path.parent, f"{glob.escape(path.name)}-decay-*"):
         with contextlib.suppress(InputError):
             branch = found_at(str(child))
             if branch is not None and branch.run == run and resolved(branch.name()) == child:
@@ -156,7 +160,7 @@ def schedule_of(original: RunConfig, branch: Branch) -> ScheduleConfig:
 def changed(run: RunConfig, values: Mapping[str, object]) -> RunConfig:
     """Returns a run with other fields of itself and of its schedule, by their names: "RunConfig.train_steps".
 
-    A vocabulary in the run's directory becomes that of the new one.
+    A vocabulary in the run's directory becomes the same file in the new directory.
     """
     fields = {name.partition(".")[2]: value for name, value in values.items() if name.startswith("RunConfig.")}
     of_schedule = {name.partition(".")[2]: value for name, value in values.items() if name.startswith("Schedule")}
@@ -164,8 +168,8 @@ def changed(run: RunConfig, values: Mapping[str, object]) -> RunConfig:
     data = run.data
     before = f"{run.model_dir.rstrip('/')}/"
     if data.vocabulary is not None and data.vocabulary.startswith(before) and "model_dir" in fields:
-        place = f"{str(fields['model_dir']).rstrip('/')}/{data.vocabulary.removeprefix(before)}"
-        data = dataclasses.replace(data, vocabulary=place)
+        vocabulary = f"{str(fields['model_dir']).rstrip('/')}/{data.vocabulary.removeprefix(before)}"
+        data = dataclasses.replace(data, vocabulary=vocabulary)
     return dataclasses.replace(run, data=data, optimizer=optimizer, **fields)
 
 

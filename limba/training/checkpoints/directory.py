@@ -199,7 +199,7 @@ class Checkpoints:
             step, path, reason = damaged[0]
             if os.strerror(errno.EIO) in reason:  # a storage that is away gives it for all files
                 raise StorageError(
-                    f"The checkpoint {path} cannot be read ({reason}), nor an older one; nothing is changed. Mend"
+                    f"The checkpoint {path} cannot be read ({reason}), nor an older one; nothing is changed. Fix"
                     " that, and start the same command again."
                 )
             raise InputError(
@@ -242,7 +242,7 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Restores and removes what an interrupted save has left."""
         step_directory.restore_replaced(self.directory)
-        step_directory.clear_unfinished(self.directory)
+        step_directory.clear_unfinished(self.directory, self.may_commit)
 
     def _steps_there(self, with_files: bool = False) -> list[int]:
         """Returns what `limba_checkpoint.steps_in` finds; errors as `_answered`."""
@@ -353,7 +353,7 @@ class Checkpoints:
                 if wanted == "input":
                     raise caught if kind == "input" else InputError(sentence)
                 raise StorageError(
-                    f"The checkpoint {path} cannot be read at the moment ({where}{sentence}); nothing is changed. Mend"
+                    f"The checkpoint {path} cannot be read at the moment ({where}{sentence}); nothing is changed. Fix"
                     " that, and start the same command again."
                 )
         return [value for *_, value in outcomes], ""
@@ -361,7 +361,8 @@ class Checkpoints:
     def _positions(self, data: limba_checkpoint.DataItem, path: epath.Path) -> Positions:
         positions = limba_checkpoint.positions_of(data)
         for name, field in (("task", "mixture_or_task_name"), ("seed", "seed"), ("num_data_shards", "num_data_shards")):
-            if data[name] != (now := getattr(_data_of(self._data, int(path.name)), field)):
+            now = getattr(_data_of(self._data, int(path.name)), field)
+            if data[name] != now:
                 saved = _stages_in(positions)
                 if (self._data.stages or saved) and field != "num_data_shards":
                     begun = self._data.stage_of(int(path.name) - 1)
@@ -369,7 +370,7 @@ class Checkpoints:
                     since = f" since step {saved['begins']}" if saved else ""
                     raise ConfigError(
                         "DataConfig.stages",
-                        f"is {self._data.stages!r}, by which the batches before step {path.name} are those of {stage}"
+                        f"is {self._data.stages!r}, by which the batches before step {path.name} come from {stage}"
                         f" since step {begun}, and the checkpoint there, in {path.parent}, has read"
                         f" {data['task']!r}{since}; leave the stages before that step as they were.",
                     )
@@ -428,7 +429,7 @@ def _stages_in(positions: Positions) -> Mapping[str, object]:
 
 
 def _data_of(data: DataConfig, step: int) -> DataConfig:
-    """Returns the choice of data of the stage that a checkpoint's data position belongs to: that of its last batch."""
+    """Returns the data choices of the stage that a checkpoint's position belongs to, the stage of its last batch."""
     return data.of_stages[data.stage_of(step - 1)]
 
 
@@ -467,7 +468,7 @@ def check_arrays(path: epath.Path, abstract: TrainState, advice: Mapping[str, st
         if differing:
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise InputError(
-                f"The checkpoint at step {path.name} in {path.parent} is that of another {owner}:"
+                f"The checkpoint at step {path.name} in {path.parent} was saved from a different {owner}:"
                 f" {'; '.join(differing[:3])}{more}. {advice[part]}",
                 field="ModelConfig" if part == "params" else "OptimizerConfig",
             )

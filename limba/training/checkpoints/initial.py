@@ -14,7 +14,7 @@ import numpy as np
 from limba.config import ConfigError, InputError, ModelConfig, NoModelError, RunConfig, saved_config
 from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.formats import huggingface, limba_checkpoint, t5x
-from limba.formats.huggingface_files import LAST_BYTE, extra_ids_in
+from limba.formats.huggingface_tokenizer import LAST_BYTE, extra_ids_in
 from limba.formats.names import Arrays
 from limba.formats.open import HUGGING_FACE, LIMBA, T5X, Opened, open_path
 from limba.sharding.mesh import leaf_name, named_leaves
@@ -118,7 +118,7 @@ def check_length(config: RunConfig) -> None:
     """Raises ConfigError if an encoder's rows are longer than those that its initial model was trained with.
 
     A rotary base above that model's lets them be: ModernBERT (arXiv:2412.13663) went from 1,024 tokens to 8,192 so,
-    with 160,000 in place of 10,000. Nothing is said where that length is not known.
+    with 160,000 in place of 10,000. Without a known length nothing is logged.
     """
     path = config.initial_checkpoint_path
     model = config.model
@@ -146,34 +146,34 @@ def _trained(path: str) -> tuple[ModelConfig, int] | None:
         model = huggingface.model_config(str(opened.directory))
         return model, model.max_length
     file = opened.directory / saved_config.FILE
-    found = saved_config.from_text(read_text(file), str(file)) if file.exists() else None
-    if not isinstance(found, RunConfig):
-        return found and (found, found.max_length)
-    if not found.initial_checkpoint_path:
-        return found.model, found.data.sequence_length or 0
+    saved = saved_config.from_text(read_text(file), str(file)) if file.exists() else None
+    if not isinstance(saved, RunConfig):
+        return saved and (saved, saved.max_length)
+    if not saved.initial_checkpoint_path:
+        return saved.model, saved.data.sequence_length or 0
     try:
-        before = _trained(found.initial_checkpoint_path)
+        before = _trained(saved.initial_checkpoint_path)
     except InputError:  # gone, or moved
         return None
-    return before and (found.model, max(before[1], found.data.sequence_length or 0))
+    return before and (saved.model, max(before[1], saved.data.sequence_length or 0))
 
 
 def _check_sentinels(opened: Opened, extra_ids: int) -> None:
     """Raises ConfigError where a checkpoint has learned other sentinels of bytes than a run with these extra ids."""
     path = opened.path
-    own = _learned_extra_ids(opened, extra_ids)
-    if own is None:
+    learned = _learned_extra_ids(opened, extra_ids)
+    if learned is None:
         logger.warning(
             "%s does not tell which sentinels it was trained with; those of this run count down from %d, and those of"
             " ByT5 as published from %d, which DataConfig.extra_ids 0 gives.",
             path, LAST_BYTE + extra_ids, LAST_BYTE,
         )  # fmt: skip
-    elif own != extra_ids:
+    elif learned != extra_ids:
         raise ConfigError(
             "DataConfig.extra_ids",
             f"is {extra_ids}, whose sentinels are the ids {LAST_BYTE + extra_ids},"
-            f" {LAST_BYTE + extra_ids - 1}, …, and {path} has learned {LAST_BYTE + own},"
-            f" {LAST_BYTE + own - 1}, …; set it to {own}, or the run learns all its sentinels again.",
+            f" {LAST_BYTE + extra_ids - 1}, …, and {path} has learned {LAST_BYTE + learned},"
+            f" {LAST_BYTE + learned - 1}, …; set it to {learned}, or the run learns all its sentinels again.",
         )
 
 
@@ -263,8 +263,8 @@ def _filled(
             )
         return array
 
-    def placed(place: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        return _placed(leaf, stacked(leaf_name(place), leaf.shape[0], read))
+    def placed(tree_path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return _placed(leaf, stacked(leaf_name(tree_path), leaf.shape[0], read))
 
     params = jax.tree.map_with_path(placed, abstract.params)
     return TrainState(fresh.step, params, restarted(params, fresh.opt_state))
@@ -273,7 +273,8 @@ def _filled(
 def _with_optimizer(state: TrainState, abstract: TrainState, stored: Arrays, step: int) -> TrainState:
     """Returns the state at the checkpoint's step, with T5X's Adafactor averages if this run's optimizer has them."""
     places = list(named_leaves(abstract.opt_state))
-    own_averages = {match[2] for place in places if (match := _MOMENTS.search(place))}
+    matches = [_MOMENTS.search(name) for name in places]
+    own_averages = {match[2] for match in matches if match}
     kept = {name.split("/", 2)[2].rpartition("/")[0] for name in stored if name.startswith("state/param_states/")}
     has_averages = bool(own_averages) and kept >= {name.replace("/layers/", "/layers_0/") for name in own_averages}
     if not has_averages:
@@ -281,10 +282,12 @@ def _with_optimizer(state: TrainState, abstract: TrainState, stored: Arrays, ste
             "The checkpoint has no Adafactor state for this run's optimizer, whose averages start from zero."
         )
     # Averages that start from zero count their own steps from 0; the schedule's count is the checkpoint's.
-    fresh_counts = {f"{re.split(r'/(?:mu|nu|v_row)/', place)[0]}/count" for place in places if not has_averages}
+    fresh_counts: set[str] = set()
+    if not has_averages:
+        fresh_counts = {f"{re.split(r'/(?:mu|nu|v_row)/', name)[0]}/count" for name in places}
 
-    def average(place: tuple, leaf: jax.ShapeDtypeStruct, now: jax.Array) -> jax.Array:
-        name = leaf_name(place)
+    def average(tree_path: tuple, leaf: jax.ShapeDtypeStruct, now: jax.Array) -> jax.Array:
+        name = leaf_name(tree_path)
         match = _MOMENTS.search(name)
         if has_averages and match:
             kind = match[1]

@@ -21,7 +21,7 @@ from limba.config import RestartError, StorageError
 from limba.sharding import preemption
 from limba.sharding.agreement import forget_texts, gather_texts
 from limba.storage.failures import limited, short_reason
-from limba.storage.files import free_bytes, make_folder
+from limba.storage.files import free_bytes
 from limba.storage.manifest import Entry
 from limba.training.checkpoints import step_directory
 from limba.training.checkpoints.arrays import Snapshot
@@ -205,7 +205,7 @@ class Saver:
             if free < self._needed_bytes(task.snapshot):
                 space = ""  # the reason says so already
         return StorageError(
-            f"Step {task.step} cannot be saved in {self.directory} ({reason}).{space} {self._good_text()} Mend that,"
+            f"Step {task.step} cannot be saved in {self.directory} ({reason}).{space} {self._good_text()} Fix that,"
             " and start the same command again."
         )
 
@@ -271,9 +271,7 @@ class Saver:
 
         def opened() -> str:
             if is_first:
-                make_folder(self.directory)  # OSError where it is away, before anything else cannot be read
-                self._may_commit()
-                step_directory.open_step(attempt, needed)
+                step_directory.open_step(attempt, needed, may_commit)
             return attempt.name
 
         def written(name: str) -> dict[str, Entry]:

@@ -3,7 +3,7 @@
 A step is `state/` (the arrays), `data/metadata` (JSON), and `manifest.json` with the checksums of their files. On a
 file system they are written under the name `<step>.<attempt>.unfinished`, and the directory gets its own by a rename,
 when all of them are on the disk. In a bucket it has its name from the start, and the manifest, written last, is the
-commit; the arrays stand in folders of their attempt.
+commit; the arrays are in folders of their attempt.
 """
 
 import contextlib
@@ -21,8 +21,9 @@ from etils import epath
 
 from limba.config.errors import reason_of
 from limba.config.waiting import waiting
-from limba.formats.limba_checkpoint import is_finished, steps_in
-from limba.storage import manifest
+from limba.formats.limba_checkpoint import steps_in
+from limba.storage import literal_names, manifest
+from limba.storage.failures import waited
 from limba.storage.files import free_bytes, gone, key_value_store, make_folder
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.arrays import Snapshot
@@ -63,17 +64,21 @@ def new_attempt(directory: epath.Path, step: int) -> Attempt:
     return Attempt(directory, step, secrets.token_hex(8))
 
 
-def open_step(attempt: Attempt, needed: int) -> None:
+def open_step(attempt: Attempt, needed: int, may_commit: Callable[[], None]) -> None:
     """Makes the empty directory of a step; OSError if that fails, or if fewer than the `needed` bytes are free.
 
-    What other attempts have left of this step is removed, so the caller has to hold the run's lease.
+    What other attempts have left of this step is removed. `may_commit` raises an error if the directory is another
+    run's by now, and is called before that.
     """
     directory = attempt.directory
     make_folder(directory)
     if _is_bucket(directory):
-        if attempt.path.exists():
-            _remove_files(attempt.path)
+        # Looked for before the lease is asked: what a successor writes while this process stands still is not among it.
+        left = literal_names.objects_in(attempt.path)
+        may_commit()
+        _remove_objects(attempt.path, left)
     else:
+        may_commit()
         restore_replaced(directory)
         for child in directory.iterdir():
             if child.name.startswith(f"{attempt.step}.") and UNFINISHED in child.name:
@@ -83,7 +88,8 @@ def open_step(attempt: Attempt, needed: int) -> None:
     if free is not None and free < needed:
         raise OSError(errno.ENOSPC, f"only {size_text(free)} are free, and a checkpoint takes {size_text(needed)}")
     for item in ("state", "data"):
-        (attempt.path / item).mkdir(parents=True)
+        # Where a bucket has real folders, those of an earlier attempt are there, empty.
+        (attempt.path / item).mkdir(parents=True, exist_ok=True)
 
 
 def write_own_arrays(attempt: Attempt, snapshot: Snapshot) -> dict[str, manifest.Entry]:
@@ -135,13 +141,13 @@ def _write(path: epath.Path, content: bytes) -> None:
     if not _is_bucket(path):
         path.write_bytes(content)
         return
-    store = ts.KvStore.open(key_value_store(path.parent)).result()
-    seen = store.read(path.name).result()
+    store = waited(ts.KvStore.open(key_value_store(path.parent)))
+    seen = waited(store.read(path.name))
     if seen.state == "missing":
-        written = store.write(path.name, content, if_equal=seen.stamp.generation).result()
+        written = waited(store.write(path.name, content, if_equal=seen.stamp.generation))
         if written.generation:
             return
-        seen = store.read(path.name).result()  # of another attempt, or of this one, whose first answer was lost
+        seen = waited(store.read(path.name))  # of another attempt, or of this one, whose first answer was lost
     if seen.value != content:
         raise FileExistsError(f"another process has written {path}")
 
@@ -171,7 +177,7 @@ def restore_replaced(directory: epath.Path) -> None:
     """Gives a step its name back that lost it to another one which did not get it, since the process was killed."""
     if _is_bucket(directory) or not directory.is_dir():
         return
-    for replaced in directory.glob(f"*{REPLACED}"):
+    for replaced in literal_names.matching(directory, f"*{REPLACED}"):
         final = replaced.with_name(replaced.name.removesuffix(REPLACED))
         if not final.name.isdigit():  # a user's own
             continue
@@ -188,7 +194,7 @@ def copy_step(path: epath.Path, directory: epath.Path, may_commit: Callable[[], 
     needed = sum((path / name).stat().length for name in names)
     attempt = new_attempt(directory, int(path.name))
     with waiting(f"copying {path}"):
-        open_step(attempt, needed)
+        open_step(attempt, needed, may_commit)
 
         def copy(name: str) -> None:
             target = attempt.path / name
@@ -201,11 +207,12 @@ def copy_step(path: epath.Path, directory: epath.Path, may_commit: Callable[[], 
 
 
 def remove_step(directory: epath.Path, step: int) -> None:
-    """Removes a step: first its name or its manifest, so that what is left of it is never taken for a checkpoint."""
+    """Removes a step: first its name or its manifest, so that its remains are never taken for a checkpoint."""
+    path = directory / str(step)
     if _is_bucket(directory):
-        _remove_files(directory / str(step))
+        _remove_objects(path, literal_names.objects_in(path))
     else:
-        _remove_folder(directory / str(step))
+        _remove_folder(path)
 
 
 def _remove_folder(path: epath.Path) -> None:
@@ -215,10 +222,15 @@ def _remove_folder(path: epath.Path) -> None:
     removed.rmtree()
 
 
-def _remove_files(path: epath.Path) -> None:
-    """Removes a directory of a step, the manifest first: without it, a bucket holds no checkpoint."""
-    (path / manifest.FILE).unlink(missing_ok=True)
-    path.rmtree()
+def _remove_objects(path: epath.Path, objects: literal_names.Objects) -> None:
+    """Removes these objects of a step, the manifest first: without it, a bucket holds no checkpoint.
+
+    FileExistsError if another process has committed the step, or an object of it, since they were listed.
+    """
+    listed = {name: about for name, about in objects.items() if name.endswith(f"/{path.name}/{manifest.FILE}")}
+    others = {name: about for name, about in objects.items() if name not in listed}
+    literal_names.remove_objects(path, listed)
+    literal_names.remove_objects(path, others)
 
 
 def remove_all_but(directory: epath.Path, keep: int | None) -> None:
@@ -237,18 +249,32 @@ def remove_all_but(directory: epath.Path, keep: int | None) -> None:
             logger.warning("The old checkpoint %s/%d cannot be removed (%s).", directory, step, reason_of(error))
 
 
-def clear_unfinished(directory: epath.Path) -> None:
-    """Removes what interrupted saves have left, for the holder of the run's lease; what cannot be removed stays."""
+def clear_unfinished(directory: epath.Path, may_commit: Callable[[], None] = lambda: None) -> None:
+    """Removes what interrupted saves have left, for the holder of the run's lease; what cannot be removed stays.
+
+    `may_commit` as in `open_step`.
+    """
     with contextlib.suppress(Exception):  # a bucket's client has errors of its own
         if not directory.is_dir():
             return
         for child in directory.iterdir():
-            is_unfinished = UNFINISHED in child.name or UNFINISHED_BEFORE in child.name
-            if _is_bucket(directory) and child.name.isdigit() and child.is_dir():
-                is_unfinished = not is_finished(child)
-            if is_unfinished:
+            if _is_bucket(directory):
+                if child.name.isdigit() and child.is_dir():
+                    _clear_uncommitted(child, may_commit)
+            elif UNFINISHED in child.name or UNFINISHED_BEFORE in child.name:
                 with contextlib.suppress(OSError):
                     child.rmtree()
+
+
+def _clear_uncommitted(path: epath.Path, may_commit: Callable[[], None]) -> None:
+    """Removes the objects of a step in a bucket that has no manifest."""
+    objects = literal_names.objects_in(path)  # before the lease is asked, as in `open_step`
+    is_committed = any(name.endswith(f"/{path.name}/{manifest.FILE}") for name in objects)
+    if is_committed or not objects:
+        return
+    may_commit()
+    with contextlib.suppress(OSError):
+        literal_names.remove_objects(path, objects)
 
 
 def clear_step(attempt: Attempt) -> None:
@@ -261,11 +287,11 @@ def clear_step(attempt: Attempt) -> None:
             listed = attempt.path / manifest.FILE
             if listed.exists() and f".{attempt.name}/" in listed.read_text():
                 return
-            for store in (attempt.path / "state").glob(f"{arrays.STORE}*.{attempt.name}"):
-                store.rmtree()
+            for store in literal_names.matching(attempt.path / "state", f"{arrays.STORE}*.{attempt.name}"):
+                literal_names.remove_folder(store)
         elif attempt.path.exists():
             attempt.path.rmtree()
-        if gone(attempt.directory):  # a library has made the folders anew in the place of those that are away
+        if gone(attempt.directory):  # a library has made new folders where the old ones were removed
             attempt.directory.rmdir()
             attempt.directory.parent.rmdir()
 
@@ -277,7 +303,7 @@ def set_aside(path: epath.Path, ending: str = "broken") -> epath.Path:
     while aside.exists():
         number += 1
         aside = path.parent / f"{path.name}.{ending}-{number}"
-    path.rename(aside)
+    literal_names.rename_folder(path, aside)
     return aside
 
 

@@ -116,9 +116,15 @@ class Metrics:
             directory = epath.Path(model_dir)
             make_folder((directory / LOG).parent)
             reports = ("tensorboard",) if run is None else run.reports
+            tensorboard = None
+            if "tensorboard" in reports:
+                tensorboard = SummaryWriter(logdir=_address(directory / "tensorboard"))
+            weights_and_biases = None
+            if run is not None and "wandb" in reports:
+                weights_and_biases = WeightsAndBiases(run)
             self._outputs = _Outputs(
-                SummaryWriter(logdir=_address(directory / "tensorboard")) if "tensorboard" in reports else None,
-                WeightsAndBiases(run) if run is not None and "wandb" in reports else None,
+                tensorboard,
+                weights_and_biases,
                 Lines(str(directory / METRICS)),
                 Lines(str(directory / LOG), is_copy=True),
                 Console(start, train_steps),

@@ -30,7 +30,11 @@ class Callbacks:
     """Functions that a run's first process calls. One that returns False stops the run.
 
     The run saves after the step that it is in, and ends; the same call resumes it. An error that one raises stops it
-    too, and is raised when the step is saved.
+    too, and is raised when the step is saved. A loss is in nats a token, `seconds_per_step` in seconds.
+
+    >>> until = Callbacks(on_log=lambda step, figures: figures["loss"] > 2.5)  # stops at a loss of 2.5 or less
+    >>> until.on_log(100, {"loss": 2.4})
+    False
     """
 
     on_log: Callback | None = None  # at each logged line: loss, learning_rate, seconds_per_step, …

@@ -41,21 +41,22 @@ def test_eleven_bytes_are_in_no_text() -> None:
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['sequence_length']['inputs']}")
 def test_rows_are_those_of_t5_itself(case: dict, caplog: pytest.LogCaptureFixture) -> None:
-    """As recorded of t5, and as t5 makes them now; it draws two pairs of seeds before those of the masks."""
-    documents, lengths = GOLDEN["docs"], case["sequence_length"]
+    """As recorded of t5, and as t5 makes them now; it draws two pairs of seeds before the seeds of the masks."""
+    documents = GOLDEN["docs"]
+    lengths = case["sequence_length"]
     choices = {name: case[name] for name in ("noise_density", "mean_noise_span_length")}
     vectors = vectors_under(0, map(BYTES.encode, documents), case["noise_density"])
     with caplog.at_level(logging.WARNING):
         ours = objectives.span_corruption(vectors, lengths, FEATURES, **choices, append_eos=False)
     with seqio.map_seed_manager(0):
         theirs = preprocessors.span_corruption(stream(documents), lengths, FEATURES, **choices)
-    found, of_t5 = (
+    made, of_t5 = (
         [{name: row[name][row[name] > 0].tolist() for name in FEATURES} for row in rows]
         for rows in (ours, theirs.as_numpy_iterator())
     )
-    assert len(found) == case["num_rows"] and found[:4] == case["rows"]
-    assert found == of_t5
-    count = len({number for number in found[0]["inputs"] if number in found[0]["targets"]} & set(range(240, 259)))
+    assert len(made) == case["num_rows"] and made[:4] == case["rows"]
+    assert made == of_t5
+    count = len({number for number in made[0]["inputs"] if number in made[0]["targets"]} & set(range(240, 259)))
     warnings = [record.message for record in caplog.records if "in no text" in record.message]
     assert len(warnings) == (count > 11), (count, warnings)
     if count > 11:

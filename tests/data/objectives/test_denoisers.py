@@ -45,18 +45,21 @@ def text(num_tokens: int) -> np.ndarray:
 def joined(objective: str, example: dict[str, np.ndarray], vocabulary: seqio.Vocabulary = BYTES) -> list[int]:
     """Puts a row together again, knowing only where the objective's own tokens stand."""
     if NAMES[objective].is_masked:
-        inputs, targets = example["inputs"], example["targets"]
+        inputs = example["inputs"]
+        targets = example["targets"]
         assert len(inputs) == len(targets) and (inputs == targets)[inputs < PREDICTED].all()
     if not NAMES[objective].has_inputs:
         return example["targets"].tolist()
     # The last row of a stream may come padded.
     inputs, targets = (np.trim_zeros(example[name], "b").tolist() for name in ("inputs", "targets"))
     assert inputs[-1] == targets[-1] == 1
-    inputs, targets = inputs[:-1], targets[:-1]
+    inputs = inputs[:-1]
+    targets = targets[:-1]
     if objective == "ul2":
         assert inputs.pop(0) in MODES.values()
     top = vocabulary.vocab_size - 1
-    spans, last = {}, None
+    spans = {}
+    last = None
     for token in targets:
         if token > top - 190:
             last = token
@@ -89,7 +92,7 @@ def test_every_objective_is_tested_and_documented():
     table = (ROOT / "docs/settings.md").read_text().partition("| `OBJECTIVE` | makes |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(NAMES)
     comment = re.search(r"^OBJECTIVE = None  # .*; (.*)$", (ROOT / "gin/runs/pretrain.gin").read_text(), re.MULTILINE)
-    assert comment and comment[1].split(", ") == [name for name, each in NAMES.items() if each.has_inputs]
+    assert comment and comment[1].split(", ") == [name for name, objective in NAMES.items() if objective.has_inputs]
 
 
 def test_a_new_objective_is_its_module_and_a_line_of_the_table(monkeypatch, tmp_path):
@@ -143,7 +146,8 @@ def test_denoisers_corrupt_as_in_the_papers_table(denoiser):
         # Uniform: each tenth of the lengths has a tenth of the rows.
         np.testing.assert_allclose(np.histogram(ends, 10, (0, longest))[0] / num_rows, 0.1, atol=0.015)
         return
-    density, mean = denoiser.noise_density, denoiser.mean_noise_span_length
+    density = denoiser.noise_density
+    mean = denoiser.mean_noise_span_length
     (inputs, stays), (targets, target_stays) = denoisers.corrupt_spans(tokens, words, density, mean, TOP)
     num_spans = ((targets > TOP - 190) & target_stays).sum(1)
     noise = ((targets == 5) & target_stays).sum(1)
@@ -218,7 +222,8 @@ def test_whole_words_are_whole(corpus, vocabulary):
     mask = np.concatenate([joined_words(row, loaded)[1] for row in rows])
     assert mask.mean() == pytest.approx(0.15, rel=0.02)
     pieces = [loaded.tokenizer.IdToPiece(number) for number in range(loaded.vocab_size)]
-    distance, legal = 0, []
+    distance = 0
+    legal = []
     for token in tokens.tolist():
         distance = 0 if pieces[token].startswith(SPACE) else distance + 1
         legal.append(distance % whole_words.LONGEST_WORD == 0)
@@ -238,7 +243,8 @@ def joined_words(row: dict[str, np.ndarray], vocabulary: seqio.Vocabulary) -> tu
     first = vocabulary.vocab_size - 100
     parts = np.split(row["targets"][:-1], np.flatnonzero(row["targets"][:-1] >= first))
     spans = {int(part[0]): part[1:].tolist() for part in parts if len(part)}
-    tokens, mask = [], []
+    tokens = []
+    mask = []
     for token in row["inputs"][:-1].tolist():
         span = spans.get(token)
         tokens += [token] if span is None else span
@@ -312,7 +318,7 @@ def test_a_saved_data_position_resumes_exactly(objective):
     whole = list(dataset().read())
     place = json.loads(json.dumps(whole[36].place))
     expected = [item.value for item in whole[37:]]
-    found = [item.value for item in dataset().read(place)]
+    values = [item.value for item in dataset().read(place)]
     assert len(expected) > 30
-    assert digest(found) == digest(expected)
-    assert len(found) == len(expected)
+    assert digest(values) == digest(expected)
+    assert len(values) == len(expected)

@@ -64,7 +64,8 @@ def test_a_million_tokens_are_hidden_as_the_paper_has_it(density, share):
     )
     assert likelihood(hidden.reshape(-1, LENGTH).sum(axis=0), np.ones(LENGTH)) > LIKELY  # every place alike
     assert likelihood(np.bincount(targets[hidden] - 3, minlength=256), np.bincount(tokens - 3)) > LIKELY
-    is_mask, is_same = shown[hidden] == 259, shown[hidden] == targets[hidden]
+    is_mask = shown[hidden] == 259
+    is_same = shown[hidden] == targets[hidden]
     other = shown[hidden][~is_mask & ~is_same]
     if share == 1:
         assert is_mask.all()
@@ -97,40 +98,45 @@ def test_whole_words_are_hidden_whole_and_as_many_tokens(corpus, vocabulary):
 
 def chances(counts, most):
     """Returns {numbers taken of each size: chance}, of `counts` {size: words}: next is any that is left and fits."""
-    level, found = {(0,) * len(counts): 1.0}, defaultdict(float)
+    level = {(0,) * len(counts): 1.0}
+    shares = defaultdict(float)
     while level:
         following = defaultdict(float)
         for taken, chance in level.items():
             room = most - sum(size * number for size, number in zip(counts, taken, strict=True))
             left = [counts[size] - number if size <= room else 0 for size, number in zip(counts, taken, strict=True)]
-            found[taken] += chance * (not any(left))
-            for place, number in enumerate(left):
+            shares[taken] += chance * (not any(left))
+            for index, number in enumerate(left):
                 if number:
-                    more = (*taken[:place], taken[place] + 1, *taken[place + 1 :])
+                    more = (*taken[:index], taken[index] + 1, *taken[index + 1 :])
                     following[more] += chance * number / sum(left)
         level = following
-    return found
+    return shares
 
 
 def test_a_million_tokens_of_words_of_known_lengths_are_hidden_by_the_rule_of_whole_words(vocabulary):
     """How many words of each length are hidden in a row, and where in it; one of 20 pieces is one of 16 and of 4."""
-    loaded, random, rows = load_vocabulary(str(vocabulary), 1), np.random.default_rng(0), 2048
+    loaded = load_vocabulary(str(vocabulary), 1)
+    random = np.random.default_rng(0)
+    rows = 2048
     counts = {1: 152, 3: 80, 4: 6, 16: 6}  # of a row, in its own order
     sizes = random.permuted(np.tile(np.repeat([1, 3, 20], [152, 80, 6]), (rows, 1)), axis=1).ravel()
     starts = np.cumsum(sizes) - sizes
-    begins, usual = begins_word(loaded), ordinary_ids(loaded)
+    begins = begins_word(loaded)
+    usual = ordinary_ids(loaded)
     tokens = random.choice(np.flatnonzero(usual & ~begins), rows * LENGTH).astype(np.int32)
     tokens[starts] = random.choice(np.flatnonzero(usual & begins), len(starts))
     _, targets, hidden = flat(made(whole_word_masked_lm, tokens, loaded))
     starts = np.sort(np.concatenate([starts, starts[sizes == 20] + 16]))
-    sizes, taken = np.diff(starts, append=rows * LENGTH), hidden[starts]
+    sizes = np.diff(starts, append=rows * LENGTH)
+    taken = hidden[starts]
     assert (targets == tokens).all() and (np.add.reduceat(hidden, starts) == taken * sizes).all()
     parts = [(weight, chances(counts, most)) for weight, most in ((0.2, 76), (0.8, 77))]  # 76.8 on average
-    for place, (size, count) in enumerate(counts.items()):
+    for index, (size, count) in enumerate(counts.items()):
         of_size = np.zeros(count + 1)
-        for weight, found in parts:
-            for numbers, chance in found.items():
-                of_size[numbers[place]] += weight * chance
+        for weight, by_numbers in parts:
+            for numbers, chance in by_numbers.items():
+                of_size[numbers[index]] += weight * chance
         low, *_, high = np.flatnonzero(rows * of_size >= 5)  # fewer and more are counted with these
         in_row = (taken & (sizes == size)).reshape(rows, -1).sum(axis=1).clip(low, high)
         expected = np.bincount(np.arange(count + 1).clip(low, high), of_size)[low:]
@@ -165,10 +171,10 @@ def test_packed_documents_are_masked_one_by_one_and_become_features():
     lengths = {"inputs": 80, "targets": 80}
     examples = masked_lm(vectors, lengths, features, noise_density=0.4, mask_share=1.0, whole_documents=True)
     (rows,) = batched(examples, lengths, 8, whole=False, packed=True)
-    found = model_features(rows, 80, num_predicted=32)
+    shown = model_features(rows, 80, num_predicted=32)
     names = ("target_tokens", "input_tokens", "loss_weights", "segment_ids", "predicted_positions")
-    assert set(found) == {f"decoder_{name}" for name in names}
-    targets, inputs, weights, segments, places = (found[f"decoder_{name}"] for name in names)
+    assert set(shown) == {f"decoder_{name}" for name in names}
+    targets, inputs, weights, segments, places = (shown[f"decoder_{name}"] for name in names)
     in_rows = [targets[row][segments[row] == number] for row in range(len(targets)) for number in (1, 2, 3)]
     assert sorted(len(in_row) for in_row in in_rows if len(in_row)) == [8, 21, 26, 41, 80]  # the long one is cut
     assert ((inputs == 259) == (weights == 1)).all() and (inputs == targets)[weights == 0].all()
@@ -210,30 +216,31 @@ def test_a_share_of_the_texts_is_causal_and_the_others_are_masked_as_without_it(
         for name in (0, 1):
             assert np.array_equal(other[name], (alone if reads else one)[name])
         assert np.array_equal(alone[0], alone[1] + PREDICTED + CAUSAL)
-    rows = {name: np.stack([row[place] for row in mixed]) for place, name in enumerate(("inputs", "targets"))}
-    found = model_features(rows, 64, num_predicted=64)
-    assert "decoder_predicted_positions" not in found
-    assert (found["decoder_causal_attention"] == ~is_causal[:, None]).all()
-    assert (found["decoder_loss_weights"][is_causal] == 1).all()
-    assert (found["decoder_input_tokens"][is_causal] == found["decoder_target_tokens"][is_causal]).all()
-    others = {name: each[~is_causal] for name, each in rows.items()}
-    for name, each in model_features(others, 64, num_predicted=32).items():
-        if name in found:
-            assert np.array_equal(found[name][~is_causal], each), name
+    rows = {name: np.stack([row[index] for row in mixed]) for index, name in enumerate(("inputs", "targets"))}
+    features = model_features(rows, 64, num_predicted=64)
+    assert "decoder_predicted_positions" not in features
+    assert (features["decoder_causal_attention"] == ~is_causal[:, None]).all()
+    assert (features["decoder_loss_weights"][is_causal] == 1).all()
+    assert (features["decoder_input_tokens"][is_causal] == features["decoder_target_tokens"][is_causal]).all()
+    others = {name: values[~is_causal] for name, values in rows.items()}
+    for name, masked_values in model_features(others, 64, num_predicted=32).items():
+        if name in features:
+            assert np.array_equal(features[name][~is_causal], masked_values), name
 
 
 def test_the_mask_is_the_vocabulary_s_own_or_the_first_sentinel(corpus, vocabulary, tmp_path):
     assert mask_id(ByteVocabulary(extra_ids=7)) == 265 and mask_id(ByteVocabulary(extra_ids=0)) == 258
-    plain, own = str(vocabulary), str(tmp_path / "own.model")
+    plain = str(vocabulary)
+    masking = str(tmp_path / "own.model")
     assert mask_id(SentencePieceVocabulary(plain, extra_ids=1)) == 800
     with pytest.raises(InputError, match="no <mask> and no <extra_id_0> to hide tokens with; set DataConfig.extra_ids"):
         mask_id(SentencePieceVocabulary(plain, extra_ids=0))
     texts = corpus.read_text().splitlines()[:50]
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(texts), model_prefix=own.removesuffix(".model"), vocab_size=300, pad_id=0, eos_id=1,
+        sentence_iterator=iter(texts), model_prefix=masking.removesuffix(".model"), vocab_size=300, pad_id=0, eos_id=1,
         unk_id=2, bos_id=-1, hard_vocab_limit=False, user_defined_symbols=["<mask>"],
     )  # fmt: skip
-    masked = SentencePieceVocabulary(own, extra_ids=3)
+    masked = SentencePieceVocabulary(masking, extra_ids=3)
     assert masked.tokenizer.IdToPiece(mask_id(masked)) == "<mask>"
     assert not ordinary_ids(masked)[mask_id(masked)]
 
@@ -243,14 +250,14 @@ def test_encoders_learn_masked_rows_and_others_do_not(tmp_path):
     data = DataConfig("demo_span_corruption", {"targets": 32}, 8, "byte", extra_ids=1, data_files="corpus.jsonl")
     masked = dataclasses.replace(data, objective="masked_lm")
     assert RunConfig(encoder, masked, str(tmp_path), 1).data.is_masked
-    for model, given in ((encoder, data), (encoder, dataclasses.replace(data, objective="causal_lm"))):
+    for model, of_run in ((encoder, data), (encoder, dataclasses.replace(data, objective="causal_lm"))):
         with pytest.raises(ConfigError, match="an encoder, which is 'bidirectional', learns masked_lm or"):
-            RunConfig(model, given, str(tmp_path), 1)
+            RunConfig(model, of_run, str(tmp_path), 1)
     with pytest.raises(ConfigError, match="and ModelConfig.attention_mask 'causal'; an encoder"):
         RunConfig(tiny.LANGUAGE_MODEL, masked, str(tmp_path), 1)
     (task,) = parts_of(resolve_task(masked))
-    own = TaskRegistry.add(
+    own_task = TaskRegistry.add(
         "masked_of_its_own", task.source, preprocessors=task.preprocessors, output_features=task.output_features
     )
-    with pytest.raises(ConfigError, match="is not set, and that of task masked_of_its_own is masked_lm"):
-        resolve_task(dataclasses.replace(data, mixture_or_task_name=own.name))
+    with pytest.raises(ConfigError, match="is not set, and task masked_of_its_own has masked_lm"):
+        resolve_task(dataclasses.replace(data, mixture_or_task_name=own_task.name))

@@ -50,7 +50,9 @@ def unpadded(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 @pytest.mark.core
 def test_masks_are_t5s():
     for case in GOLDEN["noise_mask"]:
-        length, density, mean = case["length"], case["noise_density"], case["mean_noise_span_length"]
+        length = case["length"]
+        density = case["noise_density"]
+        mean = case["mean_noise_span_length"]
         words = WordsOfSeeds(iter([np.array(case["seeds"])]), density)
         keys = span_corruption.keys_of_rows((1, length), words, density)
         mask = span_corruption.random_spans_noise_mask(length, keys, density, mean)
@@ -60,7 +62,8 @@ def test_masks_are_t5s():
 @pytest.mark.core
 def test_single_rows_are_t5s():
     for case in GOLDEN["single_example_denoise"]:
-        tokens, choices = case["tokens"], (case["noise_density"], case["mean_noise_span_length"])
+        tokens = case["tokens"]
+        choices = (case["noise_density"], case["mean_noise_span_length"])
         words = WordsOfSeeds(iter([np.array(case["split_seeds"][:2])]), choices[0])
         keys = span_corruption.keys_of_rows((1, len(tokens)), words, choices[0])
         inputs, targets = span_corruption.corrupt_spans(np.array([tokens], np.int32), keys, 125, None, *choices)
@@ -71,13 +74,14 @@ def test_single_rows_are_t5s():
 @pytest.mark.core
 def test_noise_is_counted_as_in_t5s_graph():
     """t5.data.preprocessors.random_spans_noise_mask: in single precision, half to even; at least one of each kind."""
-    mean, lengths = 3.0, np.arange(2, 2049)
+    mean = 3.0
+    lengths = np.arange(2, 2049)
     for density in (0.15, 0.3, 0.45, 0.5):
         noise = tf.cast(tf.round(tf.cast(lengths, tf.float32) * density), tf.int32)
         noise = tf.minimum(tf.maximum(noise, 1), tf.cast(lengths, tf.int32) - 1)
         spans = tf.maximum(tf.cast(tf.round(tf.cast(noise, tf.float32) / mean), tf.int32), 1)
-        found = [span_corruption.num_noise(int(length), density, mean) for length in lengths]
-        np.testing.assert_array_equal(found, np.stack([noise, spans], 1))
+        counts = [span_corruption.num_noise(int(length), density, mean) for length in lengths]
+        np.testing.assert_array_equal(counts, np.stack([noise, spans], 1))
 
 
 @pytest.mark.core
@@ -110,9 +114,11 @@ def test_graph_gives_the_derived_lengths_for_all_inputs():
 @pytest.mark.parametrize("tokens", [1, 2, 140, 141, 141 * 32, 141 * 32 + 1, 141 * 70 + 77])
 def test_joining_gives_the_text_back(tokens):
     examples = corrupted(tokens, {"inputs": 128, "targets": 29})
-    top, joined = 358, []
+    top = 358
+    joined = []
     for example in examples:
-        inputs, targets = example["inputs"].tolist(), example["targets"].tolist()
+        inputs = example["inputs"].tolist()
+        targets = example["targets"].tolist()
         assert inputs[-1] == targets[-1] == 1
         spans = {}
         for token in targets[:-1]:
@@ -237,5 +243,5 @@ def test_documents_can_come_tokenized_and_end(kind, vocabulary):
             dataset = tf.data.Dataset.from_tensor_slices({name: values})
             vectors = objectives.tokenize_documents(dataset, features(loaded), append_eos=append_eos)
             assert vectors.element_spec == {"targets": tf.TensorSpec([None], tf.int32)}
-            found = [one["targets"] for one in vectors.as_numpy_iterator()]
-            assert len(found) == 3 and np.concatenate(found).tolist() == expected
+            targets = [one["targets"] for one in vectors.as_numpy_iterator()]
+            assert len(targets) == 3 and np.concatenate(targets).tolist() == expected

@@ -36,8 +36,8 @@ def stream_of(*batches):
 def test_whole_documents_are_cut_at_their_ends_and_at_the_length():
     batches = [[5, 6, 1, 7, 8, 9, 10, 11, 1, 12], [1], [13, 1, 1]]
     rows = causal_lm(stream_of(*batches), {"targets": 4}, FEATURES, whole_documents=True)
-    found = [row["targets"].tolist() for row in rows.as_numpy_iterator()]
-    assert found == [[5, 6, 1], [7, 8, 9, 10], [11, 1], [12], [1], [13, 1], [1]]
+    targets = [row["targets"].tolist() for row in rows.as_numpy_iterator()]
+    assert targets == [[5, 6, 1], [7, 8, 9, 10], [11, 1], [12], [1], [13, 1], [1]]
 
 
 def test_a_prefix_and_what_follows_fill_the_sequence():
@@ -106,8 +106,8 @@ def test_rows_of_the_hub_are_rewritten_and_its_test_split_taken(tmp_path):
     source = HubSource(str(tmp_path), validation_split="test", rewrite=tasks.wiki40b.paragraphs)
     wanted = [lines[0], lines[2]]
     for split in ("train", "validation"):
-        found = [e["text"].decode() for e in source.documents(split, shuffle=False, num_epochs=1)]
-        assert found == wanted
+        texts = [e["text"].decode() for e in source.documents(split, shuffle=False, num_epochs=1)]
+        assert texts == wanted
     assert list(source.pinned("main").texts("train")) == wanted
 
 
@@ -123,11 +123,11 @@ def test_a_row_of_a_pair_is_that_of_seqio_s_prefix_lm(lengths, sides, tmp_path):
     files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "validation")}
     data = DataConfig("text_to_text", lengths, 4, "byte", 0, data_files=files)
     task = resolve_task(data)
-    found = derive_lengths(task, lengths)
-    assert found == dict(zip(("inputs", "targets"), sides, strict=True))
-    (batch,) = validation.validation_batches(task, found, data, 1)
-    rows = as_seqio(task).get_dataset(found, "validation", shuffle=False)
-    theirs = list(seqio.PrefixLMFeatureConverter(pack=False)(rows, found).as_numpy_iterator())
+    derived = derive_lengths(task, lengths)
+    assert derived == dict(zip(("inputs", "targets"), sides, strict=True))
+    (batch,) = validation.validation_batches(task, derived, data, 1)
+    rows = as_seqio(task).get_dataset(derived, "validation", shuffle=False)
+    theirs = list(seqio.PrefixLMFeatureConverter(pack=False)(rows, derived).as_numpy_iterator())
     assert set(theirs[0]) == set(batch) and len(theirs) == 4
     for name in batch:
         assert sorted(batch[name].tolist()) == sorted(row[name].tolist() for row in theirs), name

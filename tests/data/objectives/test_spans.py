@@ -19,7 +19,8 @@ def words() -> Words:
     return Draws(seed=3).words(Purpose.ROWS)
 
 
-DENSITIES, MEANS = (0.05, 0.15, 0.3, 0.45, 0.5, 0.6, 0.75), (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
+DENSITIES = (0.05, 0.15, 0.3, 0.45, 0.5, 0.6, 0.75)
+MEANS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 
 
 def lengths_of(raw: int, density: float, mean: float) -> tuple[int, int]:
@@ -36,7 +37,8 @@ def fitting(inputs: int, density: float, mean: float) -> tuple[int, int] | None:
         raw += 1
     targets = lengths_of(raw, density, mean)[1]
     if density == 0.5 and targets > inputs:
-        raw, targets = raw - 1, targets - 1
+        raw = raw - 1
+        targets = targets - 1
     if raw < 2:
         return None
     noise, number = spans.num_noise(raw, density, mean)
@@ -78,9 +80,9 @@ def test_impossible_choices_are_refused(choices: tuple[float, float]) -> None:
 
 
 def refused(inputs: int, density: float, mean: float) -> ConfigError:
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as caught:
         spans.raw_and_targets(inputs, density, mean)
-    return found.value
+    return caught.value
 
 
 @pytest.mark.parametrize("density", [0.05, 0.15, 0.5, 0.75, 0.8, 0.9, 0.95])
@@ -103,7 +105,7 @@ def test_advice_that_is_followed_works(density: float) -> None:
             assert fitting(inputs, density, float(best[1])) is not None and 1 <= int(best[1]) <= mean
             noise = int(min(inputs / (1 - density), 200 * inputs) * density)
             longer = range(int(best[1]) + 1, min(noise, int(mean)) + 1)
-            assert not [each for each in longer if fitting(inputs, density, each) is not None]
+            assert not [longer_mean for longer_mean in longer if fitting(inputs, density, longer_mean) is not None]
         else:
             kinds.add("density")
             assert f"is {density}, too high for span corruption of {inputs} inputs" in sentence
@@ -118,7 +120,8 @@ def test_advice_that_is_followed_works(density: float) -> None:
 def rows_of(tokens: list[int], mask: list[bool], top: int, end: int | None) -> tuple[list[int], list[int]]:
     sides: list[list[int]] = [[], []]
     for side, hidden in ((0, True), (1, False)):
-        number, last = 0, False
+        number = 0
+        last = False
         for token, is_noise in zip(tokens, mask, strict=True):
             if is_noise == hidden:
                 if not last:
@@ -148,10 +151,10 @@ def test_rows_are_those_of_their_masks(length: int, end: int | None) -> None:
         if length > 2:
             assert (masks.sum(1) == noise).all() and not masks[:, 0].any() and masks[:, -1].all()
             assert ((np.diff(masks.astype(int)) == 1).sum(1) == number).all()
-        found = spans.corrupt_spans(tokens, draws, 99, end, density, mean)
+        made = spans.corrupt_spans(tokens, draws, 99, end, density, mean)
         for row in range(5):
             wanted = rows_of(tokens[row].tolist(), masks[row].tolist(), 99, end)
-            assert tuple(side[row].tolist() for side in found) == wanted
+            assert tuple(side[row].tolist() for side in made) == wanted
     draws = spans.keys_of_rows(tokens.shape, words())
     for ours, explicit in (
         (spans.random_spans_noise_mask(length, draws), spans.random_spans_noise_mask(length, draws, 0.15, 3.0)),
@@ -168,7 +171,7 @@ def test_lengths_of_spans_follow_the_order_of_the_draws() -> None:
         wanted = []
         for row in draws:
             order = np.argsort(row, kind="stable")
-            ends = [place + 1 for place, item in enumerate(order) if item < number - 1]
+            ends = [index + 1 for index, item in enumerate(order) if item < number - 1]
             wanted.append(np.diff([0, *ends, 6]).tolist())
         assert spans._random_segments(6, number, draws).tolist() == wanted
 
@@ -184,16 +187,16 @@ def test_a_block_has_its_rows_and_the_shorter_last_one(rest: int, density: float
     random = np.random.default_rng(0)
     tokens = random.integers(2, 80, 3 * raw + rest).astype(np.int32)
     made = spans._rows_of_block(tokens, words(), raw=raw, widths=widths, choices=(99, 1, density, mean))
-    found = [made["inputs"], made["targets"]]
+    sides = [made["inputs"], made["targets"]]
     assert made["num_tokens"].tolist() == [raw] * 3 + [rest] * (rest > 0)
-    assert [len(side) for side in found] == [3 + (rest > 0)] * 2
+    assert [len(side) for side in sides] == [3 + (rest > 0)] * 2
     drawn = words()
     of_whole_rows = spans.keys_of_rows((3, raw), drawn, density)
     of_rest = spans.keys_of_rows((1, rest), drawn, density)
-    for row in range(len(found[0])):
+    for row in range(len(sides[0])):
         part = tokens[row * raw : (row + 1) * raw]
         draws = of_rest if row == 3 else [of_whole_row[row : row + 1] for of_whole_row in of_whole_rows]
         mask = spans.random_spans_noise_mask(len(part), draws, density, mean)[0]
-        for side, wanted in zip(found, rows_of(part.tolist(), mask.tolist(), 99, 1), strict=True):
+        for side, wanted in zip(sides, rows_of(part.tolist(), mask.tolist(), 99, 1), strict=True):
             assert side[row].tolist() == wanted + [0] * (side.shape[1] - len(wanted))
             assert side.dtype == np.int32

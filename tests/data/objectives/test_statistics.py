@@ -27,15 +27,17 @@ def words(number: int = 0) -> Words:
 
 def likelihood(counts: Sequence[float] | np.ndarray, chances: Sequence[float] | np.ndarray) -> float:
     """Returns chi-square's p of these counts; kinds of no chance are not there, seldom ones at the end are together."""
-    found, expected = np.array(counts, float), np.array(chances, float) * np.sum(counts) / np.sum(chances)
-    assert not found[expected == 0].any()
-    found, expected = found[expected > 0], expected[expected > 0]
-    if len(found) == 1:
+    observed = np.array(counts, float)
+    expected = np.array(chances, float) * np.sum(counts) / np.sum(chances)
+    assert not observed[expected == 0].any()
+    observed = observed[expected > 0]
+    expected = expected[expected > 0]
+    if len(observed) == 1:
         return 1.0
-    while len(found) > 2 and expected[-1] < 5:
-        found = np.append(found[:-2], found[-2:].sum())
+    while len(observed) > 2 and expected[-1] < 5:
+        observed = np.append(observed[:-2], observed[-2:].sum())
         expected = np.append(expected[:-2], expected[-2:].sum())
-    return stats.chisquare(found, expected).pvalue
+    return stats.chisquare(observed, expected).pvalue
 
 
 def chances_of_lengths(num_items: int, num_segments: int) -> np.ndarray:
@@ -48,7 +50,7 @@ def chances_of_lengths(num_items: int, num_segments: int) -> np.ndarray:
 
 
 def runs(mask: np.ndarray) -> np.ndarray:
-    """Returns the lengths of the runs in bool [n], which begins with a run of False: those of False, those of True."""
+    """Returns the lengths of the runs in bool [n], which begins with a run of False: first of False, then of True."""
     edges = np.flatnonzero(np.diff(mask)) + 1
     return np.diff([0, *edges, len(mask)])
 
@@ -67,7 +69,8 @@ def check_segments(mask: np.ndarray, num_spans: int) -> None:
     if noise == num_spans or num_spans < 3:
         return
     # Neighbours are as free as the number of tokens leaves them.
-    first, second = lengths[:, 1], lengths[:, 3]
+    first = lengths[:, 1]
+    second = lengths[:, 3]
     assert np.corrcoef(first, second)[0, 1] == pytest.approx(-1 / (num_spans - 1), abs=4 / math.sqrt(len(mask)))
 
 
@@ -87,7 +90,8 @@ def test_denoisers_cut_as_the_table_has_it(denoiser: denoisers.Denoiser) -> None
     """Tay et al. 2022, table 1: the share of noise, the mean span, and among rows of as many spans all divisions."""
     raw, longest = denoisers.denoiser_lengths(128, denoiser)
     tokens = np.full([NUM_ROWS, raw], 5, np.int32)
-    density, mean = denoiser.noise_density, denoiser.mean_noise_span_length
+    density = denoiser.noise_density
+    mean = denoiser.mean_noise_span_length
     if mean is None:
         _, (_, is_end) = denoisers.split_end(tokens, words(), density)
         ends = is_end.sum(1)
@@ -137,8 +141,10 @@ def test_the_order_of_denoisers_is_any() -> None:
 
 
 def test_whole_words_are_chosen_as_all_divisions_are_equally_likely() -> None:
-    """Of words of one token, in one window: the lengths are those of spans of tokens."""
-    num_words, density, mean = 100, 0.3, 3.0
+    """Of words of one token, in one window: the lengths equal the lengths of spans of tokens."""
+    num_words = 100
+    density = 0.3
+    mean = 3.0
     edges = np.arange(num_words + 1)
     masks = []
     for number in range(2_000):

@@ -40,13 +40,13 @@ def test_rows_keep_their_columns_together(tmp_path: Path, suffix: str) -> None:
     rows = [*ROWS[:50], ("", "left out"), *ROWS[50:]] + ([] if suffix == ".csv" else [("x", None)])
     path = write(tmp_path / f"rows{suffix}", rows)
     source = FileSource(path, column=COLUMNS)
-    found = []
+    pairs = []
     for shard in range(2):
         documents = source.documents("train", shard=shard, num_shards=2, seed=1, num_epochs=1)
-        found += [(e["inputs"].decode(), e["targets"].decode()) for e in documents]
+        pairs += [(e["inputs"].decode(), e["targets"].decode()) for e in documents]
     validation_texts = [e["inputs"].decode() for e in source.documents("validation", num_epochs=1)]
     clean = [(a.replace("\0", "").replace("\n", " " if suffix == ".csv" else "\n"), b) for a, b in ROWS]
-    assert sorted(found) == sorted(row for row in clean if row[0] not in validation_texts)
+    assert sorted(pairs) == sorted(row for row in clean if row[0] not in validation_texts)
 
 
 def test_missing_columns_are_named(tmp_path: Path) -> None:
@@ -107,10 +107,8 @@ def test_figures_of_diacritics() -> None:
 
 
 def test_figures_of_text_are_the_libraries() -> None:
-    targets, predictions = (
-        ["The cat sat on the mat today.", "A dog ran."],
-        ["The cat sat on a mat today.", "A dog ran."],
-    )
+    targets = ["The cat sat on the mat today.", "A dog ran."]
+    predictions = ["The cat sat on a mat today.", "A dog ran."]
     assert text_metrics.bleu(targets, targets)["bleu"] == pytest.approx(100)
     assert 30 < text_metrics.bleu(targets, predictions)["bleu"] < 90
     figures = text_metrics.chrf(targets, predictions)

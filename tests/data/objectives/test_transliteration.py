@@ -73,7 +73,8 @@ def test_segments_hold_as_many_bytes_as_the_vocabulary_spells(vocabulary: str) -
     feature = seqio.Feature(pieces, dtype=tf.int32)
     text = "Toate ființele umane se nasc libere și egale în demnitate și în drepturi, zice legea. " * 40
     documents = tf.data.Dataset.from_tensor_slices({"text": [text]})
-    step, lengths = restore_diacritics("ro", bytes_per_token=None), {"inputs": 64, "targets": 64}
+    step = restore_diacritics("ro", bytes_per_token=None)
+    lengths = {"inputs": 64, "targets": 64}
     features = {"inputs": feature, "targets": feature}
     rows = list(step(documents, lengths, features).as_numpy_iterator())
     longest = [max(len(pieces.encode(row[name].decode())) for name in lengths) for row in rows]

@@ -23,7 +23,7 @@ from tests import published as folders
 
 STYLES = {"unigram": "t5", "llama": "llama", "gemma": "llama", "endoftext": "gpt2", "bert": "modernbert"}
 TEXTS = [f"Line {n} of a small text, again: it's {n * 7} words or fewer." for n in range(300)]
-# Texts that no normalizer changes, so that offsets in them are those of the pieces.
+# Texts that no normalizer changes, so that offsets in them fit the pieces.
 TEXTS += ["a few words", "UPPER lower MiXed", "it's don't we've I'm", "two  spaces   three", "Усі люди вільними"]
 
 
@@ -45,14 +45,14 @@ def starts_of(folder: Path, style: str, text: str) -> list[bool]:
     if style == "bert":
         words = encoded.word_ids()
         return [number == 0 or words[number] != words[number - 1] for number in range(len(words))]
-    found = []
+    starts = []
     end_before = 0
     for begin, end in encoded["offset_mapping"]:
         # Some tokenizers count the space before a word as part of its piece, and others as nobody's.
         of_piece = text[end_before:end] if begin >= end_before else text[begin:end]
-        found.append(of_piece[:1].isspace())
+        starts.append(of_piece[:1].isspace())
         end_before = end
-    return found
+    return starts
 
 
 def rows_of(objective, vocabulary: StreamVocabulary, tokens: np.ndarray, lengths: dict[str, int], **choices):

@@ -40,7 +40,7 @@ def texts(dataset, count=None):
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 65, 1000])
 def test_permuted_is_a_permutation_that_the_key_chooses(size):
     keys = [Draws(3, era=epoch).words(Purpose.RECORDS).raw(6) for epoch in range(3)]
-    orders = [tuple(permuted(np.arange(size), size, each)) for each in keys]
+    orders = [tuple(permuted(np.arange(size), size, key)) for key in keys]
     assert all(sorted(order) == list(range(size)) for order in orders)
     assert size < 64 or len(set(orders)) == 3
     assert permuted(np.array([size - 1]), size, keys[1])[0] == orders[1][-1]  # a place does not need the others

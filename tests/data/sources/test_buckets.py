@@ -27,7 +27,7 @@ TEXTS = [f"Textul {number} este scurt, dar este al nostru." for number in range(
 
 
 class BucketText(tfds.core.GeneratorBasedBuilder):
-    """A data set with code of its own, as those of TFDS' catalogue."""
+    """A data set with code of its own, like the data sets in TFDS' catalogue."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -44,8 +44,8 @@ class BucketText(tfds.core.GeneratorBasedBuilder):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketServer]:
     monkeypatch.setattr(manifest, "CACHE", str(tmp_path / "cache"))
-    with emulated(monkeypatch) as found:
-        yield found
+    with emulated(monkeypatch) as bucket_server:
+        yield bucket_server
 
 
 def texts(name: str, data_dir: str | None = "gs://bucket/tfds") -> list[str]:
@@ -105,8 +105,8 @@ def test_tfrecords_are_read_and_a_changed_byte_is_noticed(
     builder.download_and_prepare()
     manifest.upload(builder.data_path, "gs://bucket/tfds/bucket_text/1.0.0")
     assert texts("bucket_text") == sorted(TEXTS)
-    for place in (str(tmp_path), "gs://bucket/tfds"):
-        monkeypatch.setenv("TFDS_DATA_DIR", place)
+    for directory in (str(tmp_path), "gs://bucket/tfds"):
+        monkeypatch.setenv("TFDS_DATA_DIR", directory)
         assert texts("bucket_text", data_dir=None) == sorted(TEXTS)
     (name,) = (name for name in server.names() if "tfrecord" in name)
     data = bytearray(server.data(name))
@@ -120,11 +120,12 @@ def test_a_vocabulary_in_a_bucket_is_the_same_one(server: BucketServer, tmp_path
     path = tmp_path / "v.model"
     train_vocabulary(TEXTS, 320, str(path))
     server.put("bucket", "v.model", path.read_bytes())
-    local, loaded = load_vocabulary(str(path)), load_vocabulary("gs://bucket/v.model")
+    local = load_vocabulary(str(path))
+    loaded = load_vocabulary("gs://bucket/v.model")
     of_task = of_run(seqio.SentencePieceVocabulary("gs://bucket/v.model", extra_ids=100), None)
     assert of_task == loaded and of_run(local, None) is local
-    for each in (loaded, of_task):
-        assert each.encode(TEXTS[0]) == local.encode(TEXTS[0]) and each.vocab_size == local.vocab_size
-        assert vocabulary_as_seqio(each).encode_tf(TEXTS[0]).numpy().tolist() == local.encode(TEXTS[0])
+    for vocabulary in (loaded, of_task):
+        assert vocabulary.encode(TEXTS[0]) == local.encode(TEXTS[0]) and vocabulary.vocab_size == local.vocab_size
+        assert vocabulary_as_seqio(vocabulary).encode_tf(TEXTS[0]).numpy().tolist() == local.encode(TEXTS[0])
     with pytest.raises(InputError, match="gs://bucket/none.model does not exist"):
         load_vocabulary("gs://bucket/none.model")

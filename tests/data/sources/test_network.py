@@ -15,9 +15,9 @@ import pytest
 from huggingface_hub import constants as hub_constants
 
 from limba.config import DataConfig, InputError, StorageError
-from limba.data.sources import FileSource, listing, readers, remote, splits
+from limba.data.sources import FileSource, chunk_reader, listing, readers, remote
+from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.remote import ReadPolicy
-from limba.data.sources.splits import ChunkReader
 from tests.data.text_files import TEXTS, write
 from tests.http_server import (
     BucketHandler,
@@ -141,7 +141,7 @@ def test_a_footer_that_does_not_come_is_never_skipped(tmp_path, server):
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet"])
 def test_skipping_leaves_out_the_rest_of_the_unit_and_records_it(tmp_path, server, suffix, caplog, monkeypatch):
-    monkeypatch.setattr(splits.KeptChunks, "get", lambda *_: (False, None))
+    monkeypatch.setattr(chunk_reader.KeptChunks, "get", lambda *_: (False, None))
     name = write(tmp_path / f"c{suffix}", TEXTS).name
     unit = units_at(server.url(name))[0]
     expected = chunks_of(ChunkReader("text"), unit)
@@ -161,7 +161,7 @@ def test_skipping_leaves_out_the_rest_of_the_unit_and_records_it(tmp_path, serve
 
 
 def damaged(folder: Path, kind: str) -> tuple[Path, str]:
-    """Returns a file with damage in its second half, and what is said of it."""
+    """Returns a file with damage in its second half, and the expected sentence."""
     if kind == "json":
         lines = [json.dumps({"text": text}) for text in TEXTS]
         lines[200] = lines[200][:-5]
@@ -193,13 +193,13 @@ def test_damage_is_named_and_may_be_skipped(tmp_path, kind):
     reader = ChunkReader("text", SKIPPING)
     chunks = [chunk for unit in units_at(str(path), SKIPPING) for chunk in chunks_of(reader, unit)]
     assert len(reader.skipped) == 1
-    found = sum(map(len, chunks))
+    num_read = sum(map(len, chunks))
     if kind == "json":
         assert [text.decode() for chunk in chunks for text in chunk] == TEXTS[:200]
     elif kind.startswith(".jsonl"):
-        assert 130 < found < 230  # three quarters of the file, less the block that is cut and what stood in a buffer
+        assert 130 < num_read < 230  # three quarters of the file, less the block that is cut and what stood in a buffer
     else:
-        assert found == (0 if kind == "footer" else 200)
+        assert num_read == (0 if kind == "footer" else 200)
 
 
 def test_a_missing_column_is_a_wrong_choice_and_never_skipped(tmp_path):
@@ -316,7 +316,8 @@ def test_a_host_that_does_not_exist_is_asked_for_twice(monkeypatch: pytest.Monke
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     naps: list[float] = []
-    sleep, here = time.sleep, threading.current_thread()
+    sleep = time.sleep
+    here = threading.current_thread()
 
     def nap(seconds: float) -> None:
         if threading.current_thread() is here:

@@ -112,7 +112,7 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
     "texts.json": (json.dumps(TEXTS), "text", TEXTS),
     "data.json": (json.dumps({"version": 1, "data": [{"text": text} for text in TEXTS]}), "text", TEXTS),
     "columns.json": (json.dumps({"text": TEXTS, "id": list(range(6)), "source": "web"}), "text", TEXTS),
-    "unequal.json": (json.dumps({"text": TEXTS, "id": [1]}), "text", "have not as many texts"),
+    "unequal.json": (json.dumps({"text": TEXTS, "id": [1]}), "text", "have different numbers of texts"),
     "pandas.json": (lambda path: pandas.DataFrame({"text": PLAIN}).to_json(path), "text", PLAIN),
     "indent.json": (json.dumps({"text": TEXTS, "id": list(range(6))}, indent=2), "text", TEXTS),
     "mark_indent.json": ("\ufeff" + json.dumps({"text": PLAIN}, indent=2), "text", PLAIN),
@@ -202,11 +202,11 @@ def test_odd_files_give_the_texts_of_their_own_library_or_a_sentence(name: str, 
         made(path)
     else:
         path.write_bytes(made.encode() if isinstance(made, str) else made)
-    found = read(training, path, column)
+    result = read(training, path, column)
     if isinstance(expected, str):
-        assert isinstance(found, str) and re.search(expected, found), found
+        assert isinstance(result, str) and re.search(expected, result), result
     else:
-        assert found == expected
+        assert result == expected
     for room in (generation, results):
         other = read(room, path, column)
         assert isinstance(other, str) or other == expected, room
@@ -233,7 +233,7 @@ def test_what_is_guessed_of_a_file_is_said_once(tmp_path: Path, caplog, monkeypa
 
 
 def test_libraries_read_the_same(tmp_path: Path) -> None:
-    """The texts that are expected above are those of pandas and pyarrow themselves."""
+    """The texts that are expected above come from pandas and pyarrow themselves."""
     readers_of = {
         ".csv": lambda path, sep: pandas.read_csv(path, sep=sep, dtype=str, keep_default_na=False),
         ".parquet": lambda path, sep: pyarrow.parquet.read_table(path).to_pandas(),
@@ -256,5 +256,5 @@ def test_libraries_read_the_same(tmp_path: Path) -> None:
 def test_a_source_of_files_reads_them_too(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     by_pandas(TEXTS * 20, sep=";")(path)
-    found = [document["text"].decode() for document in FileSource(str(path)).documents("train", num_epochs=1)]
-    assert set(found) == set(TEXTS) and len(found) > 100
+    texts = [document["text"].decode() for document in FileSource(str(path)).documents("train", num_epochs=1)]
+    assert set(texts) == set(TEXTS) and len(texts) > 100

@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import FileSource, json_documents, listing, notices, readers, splits
-from limba.data.sources.splits import ChunkReader
+from limba.data.sources import FileSource, chunk_reader, json_documents, listing, notices, readers
+from limba.data.sources.chunk_reader import ChunkReader
 from tests.data.text_files import TEXTS, write
 
 
@@ -89,7 +89,8 @@ def test_lines_whose_column_is_a_list_are_lines(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_lists_of_words_and_of_ids(tmp_path, suffix):
-    words, ids = [["to", "be"], [], ["or", "not"]], [[5, 6], [7], [8, 9, 300]]
+    words = [["to", "be"], [], ["or", "not"]]
+    ids = [[5, 6], [7], [8, 9, 300]]
     path = tmp_path / f"c.{suffix}"
     if suffix == "parquet":
         rows = {"words": words, "tokens": ids, "translation": [{"ro": "a"}, {"ro": "b"}, {"ro": "c"}]}
@@ -98,8 +99,8 @@ def test_lists_of_words_and_of_ids(tmp_path, suffix):
         path.write_text("".join(json.dumps({"words": w, "tokens": i}) + "\n" for w, i in zip(words, ids, strict=True)))
     units = listing.list_units(listing.list_files([str(path)]))
     assert read_all(units, "words") == read_all(units, "words[]") == ["to be", "or not"]
-    found = [row for unit in units for chunk in readers.read_chunks(unit, "tokens") for row in chunk]
-    assert [np.frombuffer(row, "<i4").tolist() for row in found] == ids
+    cells = [row for unit in units for chunk in readers.read_chunks(unit, "tokens") for row in chunk]
+    assert [np.frombuffer(row, "<i4").tolist() for row in cells] == ids
     if suffix == "parquet":
         assert read_all(units, "translation.ro") == ["a", "b", "c"]
 
@@ -161,10 +162,11 @@ def test_empty_documents_nulls_and_byte_order_mark_are_left_out(tmp_path):
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".txt.zst", ".parquet"])
 def test_chunks_do_not_depend_on_the_order_of_reading(tmp_path, suffix, monkeypatch):
     monkeypatch.setattr(readers, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(splits.KeptChunks, "MOST_BYTES", 2500)
-    monkeypatch.setattr(splits.OpenUnits, "MOST", 2)
+    monkeypatch.setattr(chunk_reader.KeptChunks, "MOST_BYTES", 2500)
+    monkeypatch.setattr(chunk_reader.OpenUnits, "MOST", 2)
     unit = listing.list_units(listing.list_files([str(write(tmp_path / f"c{suffix}"))]))[0]
-    forward, anyhow = ChunkReader("text"), ChunkReader("text")
+    forward = ChunkReader("text")
+    anyhow = ChunkReader("text")
     chunks = []
     while (documents := forward(unit, len(chunks))) is not None:
         chunks.append(documents)
@@ -240,7 +242,8 @@ def test_paths_that_give_nothing_are_refused(tmp_path):
 def test_the_command_for_text_that_is_not_utf8_knows_its_encoding(
     encoding: str, text: str, suffix: str, tmp_path: Path
 ) -> None:
-    path, opened = tmp_path / f"a{suffix}", gzip.open if suffix.endswith(".gz") else open
+    path = tmp_path / f"a{suffix}"
+    opened = gzip.open if suffix.endswith(".gz") else open
     with opened(path, "wb") as file:
         file.write(f"{text}\n{text}\n".encode(encoding))
     with pytest.raises(InputError, match="is not UTF-8 at byte") as error:
@@ -248,4 +251,4 @@ def test_the_command_for_text_that_is_not_utf8_knows_its_encoding(
     assert isinstance(error.value.fix, str)
     subprocess.run(error.value.fix, shell=True, check=True)
     same = str.maketrans("şţ", "șț")  # Windows-1250 has no others
-    assert [each.translate(same) for each in read_all([listing.Unit(str(path))])] == [text.translate(same)] * 2
+    assert [document.translate(same) for document in read_all([listing.Unit(str(path))])] == [text.translate(same)] * 2

@@ -58,18 +58,18 @@ def test_each_chunk_of_each_unit_has_an_order_of_its_own_in_each_epoch(
         (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(lines.encode()))
     source = FileSource(f"{tmp_path}/*.txt.gz", validation_percent=NO_VALIDATION)
     counts = source.count("train") if is_counted else None
-    found = texts(source.dataset(Reading("train", 0, 1, 7, True, 2, name="task"), counts))
+    order = texts(source.dataset(Reading("train", 0, 1, 7, True, 2, name="task"), counts))
     orders = []
     for start in (0, 300):  # of each epoch
         for name in ("a", "b"):
-            numbers = [int(text[2:]) for text in found[start : start + 300] if text[0] == name]
+            numbers = [int(text[2:]) for text in order[start : start + 300] if text[0] == name]
             assert sorted(numbers) == list(range(150))
             chunks = [numbers[first : first + 50] for first in (0, 50, 100)]
             assert [sorted(chunk) for chunk in chunks] == [list(range(first, first + 50)) for first in (0, 50, 100)]
             orders += [tuple(number % 50 for number in chunk) for chunk in chunks]
     assert len(set(orders)) == len(orders) == 12
     other = texts(source.dataset(Reading("train", 0, 1, 7, True, 2, name="another task"), counts))
-    assert sorted(other) == sorted(found) and other != found
+    assert sorted(other) == sorted(order) and other != order
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,8 @@ def test_shards_part_the_corpus_in_every_epoch(source, num_shards, shuffle, num_
 def test_order_changes_with_epoch_and_seed_and_not_without_shuffle(tmp_path):
     source = FileSource(str(write(tmp_path / "c.txt")), validation_percent=NO_VALIDATION)
     two_epochs = texts(source.documents("train", seed=1, num_epochs=2))
-    first, second = two_epochs[: len(TEXTS)], two_epochs[len(TEXTS) :]
+    first = two_epochs[: len(TEXTS)]
+    second = two_epochs[len(TEXTS) :]
     other = texts(source.documents("train", seed=2, num_epochs=1))
     assert len({tuple(order) for order in (first, second, other, TEXTS)}) == 4
     assert texts(source.documents("train", shuffle=False, num_epochs=1)) == TEXTS
@@ -163,8 +164,8 @@ def test_unknown_hub_name_is_refused(tmp_path):
 def test_seqio_reads_it_as_any_source(tmp_path):
     source = FileSource(str(write(tmp_path / "c.txt")), validation_percent=NO_VALIDATION)
     shards = [source.get_dataset(seed=1, shard_info=seqio.ShardInfo(index, 3)) for index in range(3)]
-    found = (texts(shard.as_numpy_iterator()) for shard in shards)
-    assert Counter(itertools.chain.from_iterable(found)) == Counter(TEXTS)
+    of_shards = (texts(shard.as_numpy_iterator()) for shard in shards)
+    assert Counter(itertools.chain.from_iterable(of_shards)) == Counter(TEXTS)
 
 
 def test_check_finds_bad_corpora(tmp_path):

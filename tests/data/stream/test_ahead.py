@@ -1,4 +1,4 @@
-"""Batches that are made ahead, and what is left when making them fails."""
+"""Batches that are made ahead, and what remains readable when making them fails."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def config(tmp_path: Path) -> DataConfig:
-    """1,500 pairs, of which one behind the middle is no JSON."""
+    """1,500 pairs; one line after the middle is not JSON."""
     pairs = [{"inputs": f"{n} " + chr(97 + n % 26) * 2000, "targets": f"{n}"} for n in range(1500)]
     good = "".join(json.dumps(pair) + "\n" for pair in pairs).encode()
     bad = good.index(b"{", int(0.6 * len(good)))

@@ -38,7 +38,8 @@ def _pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
 @pytest.fixture(params=["spans", "pairs", "packed pairs"])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DataConfig]:
     """A mixture of two corpora, 3 to 1, of full rows, short rows or packed ones."""
-    draw, features = random.Random(1), dict[str, seqio.Feature]()
+    draw = random.Random(1)
+    features = dict[str, seqio.Feature]()
     for side in ("inputs", "targets"):
         features[side] = seqio.Feature(seqio.ByteVocabulary(100), dtype=tf.int32)
     steps = [tokenize_documents, span_corruption] if request.param == "spans" else [_pairs]
@@ -71,7 +72,7 @@ def opened(config: DataConfig, shards: Sequence[int] = (0, 1)) -> Iterator[Train
 
 
 def add(counts: Counter[str], rows: Mapping[int, Mapping[str, np.ndarray]]) -> None:
-    """Adds the tokens of a batch to those of each task; an example's corpus is known by its letters."""
+    """Adds the tokens of a batch to each task's count; an example's corpus is known by its letters."""
     for part in rows.values():
         for number in range(len(part["inputs"])):
             ids = {side: part.get(f"{side}_segment_ids", part[side] != 0)[number] for side in ("inputs", "targets")}
@@ -83,12 +84,12 @@ def add(counts: Counter[str], rows: Mapping[int, Mapping[str, np.ndarray]]) -> N
 
 
 def taken(stream: Any, number: int, counts: Counter[str]) -> list[np.ndarray]:
-    found = []
+    arrays = []
     for _ in range(number):
         rows = next(stream)
         add(counts, rows)
-        found += [part[name] for part in rows.values() for name in sorted(part)]
-    return found
+        arrays += [part[name] for part in rows.values() for name in sorted(part)]
+    return arrays
 
 
 @pytest.mark.night

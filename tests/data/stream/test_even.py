@@ -44,7 +44,8 @@ EVERY = range(16)
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """3,072 pairs of very different lengths in one file of 1.6 MB, as a small fine-tuning set is."""
-    draw, path = random.Random(5), tmp_path_factory.mktemp("pairs") / "train.jsonl"
+    draw = random.Random(5)
+    path = tmp_path_factory.mktemp("pairs") / "train.jsonl"
     lines = [json.dumps({"a": f"{n} " + "x" * int(draw.paretovariate(1.2) * 120), "b": f"{n}"}) for n in range(3072)]
     path.write_text("\n".join(lines) + "\n")
     (path.parent / "validation.jsonl").write_text(json.dumps({"a": "a", "b": "b"}) + "\n")
@@ -73,12 +74,12 @@ def opened(files: Any, shards: Sequence[int] | None = None, deal: Deal | None = 
 
 def numbers(rows: dict[int, dict[str, np.ndarray]], shards: Sequence[int] | None = None) -> list[int]:
     """Returns the numbers that the rows' targets spell, in the order of the global batch."""
-    found = []
+    spelled = []
     for shard in sorted(rows) if shards is None else shards:
         for row in rows[shard]["targets"]:
             text = bytes(int(token) - 3 for token in row if token > 2)
-            found += [int(text)] if text else []
-    return found
+            spelled += [int(text)] if text else []
+    return spelled
 
 
 @pytest.mark.parametrize("num_shards", [1, 4, 16])
@@ -98,9 +99,10 @@ def test_two_hosts_read_the_same_batches_as_one(pairs: Path) -> None:
         opened(files_of(pairs), range(8, 16)) as b,
     ):
         for _ in range(96):
-            one, (left, right) = next(whole), (next(a), next(b))
+            one = next(whole)
+            (left, right) = (next(a), next(b))
             assert numbers(one) == numbers(left | right, EVERY)
-        assert [next(each, None) for each in (whole, a, b)] == [None] * 3
+        assert [next(hosts, None) for hosts in (whole, a, b)] == [None] * 3
 
 
 @pytest.mark.parametrize(("num_pairs", "num_epochs"), [(1, 3), (33, 3), (1001, 2)])
@@ -152,14 +154,15 @@ def test_every_format_is_dealt_evenly(tmp_path: Path, name: str, shuffle: bool) 
     texts = [f"{number} " + "ord " * (number % 97 * 20) for number in range(300)]
     path = write(tmp_path / name, texts)
     source = source_of_files(str(path), "text", validation_percent=10.0)
-    known, kept = source.count("train"), set(source.texts("train"))
+    known = source.count("train")
+    kept = set(source.texts("train"))
     assert known is not None and known.is_exact and known.total == len(kept) and 240 < known.total < 300
-    found = []
+    by_shard = []
     for shard in range(3):
         reading = Reading("train", shard, 3, 3, shuffle, 2, 0, False)
-        found.append(texts_of(source.dataset(reading, known)))
-    assert max(map(len, found)) - min(map(len, found)) <= 1
-    whole = Counter(text.split(" ")[0] for texts in found for text in texts)
+        by_shard.append(texts_of(source.dataset(reading, known)))
+    assert max(map(len, by_shard)) - min(map(len, by_shard)) <= 1
+    whole = Counter(text.split(" ")[0] for texts in by_shard for text in texts)
     assert whole == dict.fromkeys((text.split(" ")[0] for text in kept), 2)
 
 
@@ -171,11 +174,11 @@ def test_large_parquet_files_are_dealt_by_what_their_footers_say(tmp_path: Path,
     for source, claimed in ((exact, 302), (carved, 272)):
         known = source.count("train")
         assert known is not None and (known.total, known.is_exact, known.chunks) == (claimed, False, ())
-        found: list[str] = []
+        all_texts: list[str] = []
         for shard in range(4):
             reading = Reading("train", shard, 4, 3, True, 1, 0, False)
-            found += texts_of(source.dataset(reading, known))
-        assert sorted(found) == sorted(source.texts("train"))
+            all_texts += texts_of(source.dataset(reading, known))
+        assert sorted(all_texts) == sorted(source.texts("train"))
     assert source_of_files(str(write(tmp_path / "a.jsonl"))).count("train") is None
 
 
@@ -191,26 +194,27 @@ def test_shares_differ_by_one_over_any_number_of_epochs() -> None:
 def test_epochs_rise_where_documents_make_any_number_of_rows(corpus: Path) -> None:
     text = {"mixture_or_task_name": "demo_span_corruption", "task_feature_lengths": {"inputs": 64}, "column": "text"}
     with opened(str(corpus), range(4), num_data_shards=4, num_epochs=None, **text) as stream:
-        found = []
+        told = []
         for _ in range(6):
             for _ in range(100):
                 next(stream)
-            found += stream.epochs().values()
+            told += stream.epochs().values()
         positions = stream.positions()
-    assert found == sorted(found) and 0 < found[0] < found[-1] < 9 and len(set(found)) == len(found)
+    assert told == sorted(told) and 0 < told[0] < told[-1] < 9 and len(set(told)) == len(told)
     with opened(str(corpus), range(4), num_data_shards=4, num_epochs=None, **text) as stream:
         stream.begin(0, positions)
-        assert [*stream.epochs().values()] == found[-1:]
+        assert [*stream.epochs().values()] == told[-1:]
         for _ in range(100):
             next(stream)
-        assert 0 < stream.epochs()["demo_span_corruption"] - found[-1] < 1
+        assert 0 < stream.epochs()["demo_span_corruption"] - told[-1] < 1
 
 
 @pytest.mark.parametrize("length", [32, 512])
 @pytest.mark.parametrize(("objective", "pack"), [("causal_lm", False), ("causal_lm", True), ("span_corruption", False)])
 def test_epochs_are_those_of_the_rows_and_not_of_what_was_read_ahead(objective, pack, length, tmp_path: Path) -> None:
     """By the tokens of a corpus of 1 MB, from the first batches on; and after resuming in the middle."""
-    path, draw = tmp_path / "train.txt", random.Random(3)
+    path = tmp_path / "train.txt"
+    draw = random.Random(3)
     documents = ["".join(draw.choices("abc defg", k=draw.randrange(20, 2000))) for _ in range(1000)]
     path.write_text("".join(f"{text}\n" for text in documents))
     is_causal = objective == "causal_lm"
@@ -219,8 +223,10 @@ def test_epochs_are_those_of_the_rows_and_not_of_what_was_read_ahead(objective, 
             "objective": objective, "pack": pack, "num_epochs": None, "batch_size": 64,
             "validation_percent": 0.0}  # fmt: skip
     files = {"train": str(path), "validation": str(path)}
-    total = sum(len(each.encode()) + is_causal for each in documents if each.strip())
-    tokens, begun, positions = 0, 0.0, {}
+    total = sum(len(document.encode()) + is_causal for document in documents if document.strip())
+    tokens = 0
+    begun = 0.0
+    positions = {}
     # Documents that are open in rows, in each of the 16 shards.
     tolerance = 0.02 + 0.1 * (length == 512) + 16 * 16 * length * pack / total
     for begins, stop in ((0, 40), (40, 200)):
@@ -231,16 +237,16 @@ def test_epochs_are_those_of_the_rows_and_not_of_what_was_read_ahead(objective, 
             for batch in range(begins, stop):
                 rows = next(stream).values()
                 if is_causal:
-                    tokens += sum(np.count_nonzero(each["targets"]) for each in rows)
+                    tokens += sum(np.count_nonzero(part["targets"]) for part in rows)
                 else:
-                    sentinels = sum(np.count_nonzero(each[side] > 258) for each in rows for side in each)
-                    ends_and_sentinels = sentinels + sum(2 * len(each["targets"]) for each in rows)
-                    tokens += sum(np.count_nonzero(each[side]) for each in rows for side in each) - ends_and_sentinels
-                found = stream.epochs()["demo_span_corruption"]
-                assert found >= begun
-                begun = found
+                    sentinels = sum(np.count_nonzero(part[side] > 258) for part in rows for side in part)
+                    ends_and_sentinels = sentinels + sum(2 * len(part["targets"]) for part in rows)
+                    tokens += sum(np.count_nonzero(part[side]) for part in rows for side in part) - ends_and_sentinels
+                epochs = stream.epochs()["demo_span_corruption"]
+                assert epochs >= begun
+                begun = epochs
                 if batch in (3, 10, 39, 60, 199):
-                    assert found == pytest.approx(tokens / total, abs=tolerance, rel=0.05), batch
+                    assert epochs == pytest.approx(tokens / total, abs=tolerance, rel=0.05), batch
             positions = stream.positions()
 
 
@@ -249,10 +255,10 @@ def test_long_documents_in_pieces_and_the_last_ones_are_no_further_epochs(tmp_pa
     path.write_text("".join(f"{number} " + "long words " * 4000 + "\n" for number in range(40)))
     text = {"mixture_or_task_name": "demo_span_corruption", "task_feature_lengths": {"inputs": 256}, "column": "text"}
     with opened(str(path), range(2), num_data_shards=2, num_epochs=1, **text) as stream:
-        found = []
+        told = []
         for _ in stream:
-            found += stream.epochs().values()
-        assert found == sorted(found) and all(0 < epochs <= 1 for epochs in found)
+            told += stream.epochs().values()
+        assert told == sorted(told) and all(0 < epochs <= 1 for epochs in told)
         assert stream.epochs() == {"demo_span_corruption": 1.0}
 
 
@@ -278,8 +284,8 @@ def test_a_stream_resumes_in_any_epoch_on_any_number_of_hosts(pairs: Path, stop:
 def test_the_first_examples_alone_are_read(pairs: Path) -> None:
     for num_shards, shards in ((1, [0]), (16, range(16))):
         with opened(files_of(pairs), shards, num_data_shards=num_shards, max_examples=1000, num_epochs=2) as stream:
-            found = [numbers(rows) for rows in stream]
-        assert len(found) == 63 and Counter(sum(found, [])) == dict.fromkeys(range(1000), 2)
+            batches = [numbers(rows) for rows in stream]
+        assert len(batches) == 63 and Counter(sum(batches, [])) == dict.fromkeys(range(1000), 2)
     with opened(files_of(pairs), max_examples=10_000) as stream:
         assert sum(1 for _ in stream) == 96
 
@@ -290,8 +296,8 @@ def test_first_examples_of_array_record(tmp_path: Path) -> None:
     known = source.count("train", most=40)
     assert known is not None and known.total == 40
     reading = Reading("train", 0, 1, 3, True, 1, 0, False)
-    found = texts_of(source.dataset(reading, known))
-    assert sorted(found) == sorted(list(source.texts("train"))[:40])
+    kept = texts_of(source.dataset(reading, known))
+    assert sorted(kept) == sorted(list(source.texts("train"))[:40])
 
 
 @pytest.mark.night

@@ -11,14 +11,15 @@ from limba.config import DataConfig
 from limba.data.dataset import rows_per_block
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.registry import Feature, MixtureRegistry, TaskRegistry
-from limba.data.sources import FileSource, splits
+from limba.data.sources import FileSource, chunk_reader
 from limba.data.sources.order import open_units
 from limba.data.sources.readers import chunk_bytes
 from limba.data.stream.shard import Recipe, Shard, ShardPlace
 from limba.data.tasks import parts_of, resolve_task, unit_sources
 from limba.data.vocabulary import ByteVocabulary
 
-NUM_TASKS, NUM_FILES = 20, 30
+NUM_TASKS = 20
+NUM_FILES = 30
 DATA = DataConfig("many", {"inputs": 32}, batch_size=64, num_data_shards=2, validation_percent=0.0)
 
 
@@ -56,9 +57,9 @@ def test_a_task_is_read_in_the_sizes_of_its_mixture(registered: None) -> None:
     task = resolve_task(DATA)
     alone = unit_sources(TaskRegistry.get("many_0"))["many_0"]
     recipe = Recipe(task, derive_lengths(task, DATA.task_feature_lengths), DATA)
-    own = recipe.sources["many_0"]
-    assert (own.num_tasks, alone.num_tasks) == (NUM_TASKS, 1)  # the registered one is read by others too
-    sizes = [sum(map(len, source.read("train", source.units("train")[0], 0) or ())) for source in (own, alone)]
+    of_task = recipe.sources["many_0"]
+    assert (of_task.num_tasks, alone.num_tasks) == (NUM_TASKS, 1)  # the registered one is read by others too
+    sizes = [sum(map(len, source.read("train", source.units("train")[0], 0) or ())) for source in (of_task, alone)]
     assert 200_000 < sizes[0] < 215_000 and 255_000 < sizes[1] < 265_000
     place = ShardPlace.beginning()
     for made, _ in zip(Shard(recipe, 0).read(ShardPlace.beginning()), range(250), strict=False):
@@ -73,9 +74,9 @@ def test_a_task_is_read_in_the_sizes_of_its_mixture(registered: None) -> None:
 
 
 def test_the_oldest_units_of_all_sources_are_closed(registered: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of open files is that of a process: a thousand sources of 512 each would be refused by the system."""
-    monkeypatch.setattr(splits.OpenUnits, "MOST", 3)
-    monkeypatch.setattr(splits, "OPEN", splits.OpenUnits())
+    """The number of open files is per process: a thousand sources of 512 each would be refused by the system."""
+    monkeypatch.setattr(chunk_reader.OpenUnits, "MOST", 3)
+    monkeypatch.setattr(chunk_reader, "OPEN", chunk_reader.OpenUnits())
     sources = list(unit_sources(resolve_task(DATA)).values())
     expected = [[source.read("train", source.units("train")[0], chunk) for chunk in (0, 1)] for source in sources]
     again = list(unit_sources(resolve_task(DATA)).values())
@@ -83,4 +84,4 @@ def test_the_oldest_units_of_all_sources_are_closed(registered: None, monkeypatc
         for source, documents in zip(again, expected, strict=True):
             assert source.read("train", source.units("train")[0], chunk) == documents[chunk]
         if chunk == 0:
-            assert len(splits.OPEN) == 3
+            assert len(chunk_reader.OPEN) == 3

@@ -63,11 +63,11 @@ def corpora(tmp_path: Path) -> Iterator[None]:
 def stages_of(config: DataConfig) -> tuple[list[Stage], dict[str, int]]:
     first = resolve_task(config.of_stages[0])
     lengths = derive_lengths(first, config.task_feature_lengths)
-    found = []
-    for begins, own in config.of_stages.items():
+    stages = []
+    for begins, of_stage in config.of_stages.items():
         task: Provider = task_of_stage(begins, first, lengths, config) if begins else first
-        found.append(Stage(begins, task, own, deal_of(task, lengths, own, False)))
-    return found, lengths
+        stages.append(Stage(begins, task, of_stage, deal_of(task, lengths, of_stage, False)))
+    return stages, lengths
 
 
 @contextlib.contextmanager
@@ -102,7 +102,8 @@ def test_a_run_resumed_before_at_and_after_a_boundary_reads_the_same_by_one_host
         stream.begin(0)
         for step in range(1, LAST + 1):
             whole.append(next(stream))
-            positions[step], figures[step] = stream.positions(), (stream.tokens(), stream.epochs())
+            positions[step] = stream.positions()
+            figures[step] = (stream.tokens(), stream.epochs())
 
     # Each stage is what a stream of its task alone gives, from its beginning, with a seed of its own.
     stages, lengths = stages_of(CONFIG)
@@ -131,7 +132,8 @@ def test_a_run_resumed_before_at_and_after_a_boundary_reads_the_same_by_one_host
             assert again.tokens() == tokens
             assert again.epochs() == pytest.approx(figures[LAST][1], abs=0.11)
     # Two hosts go on from one at a boundary, and one from two.
-    step, parts = 5, list[Batches]()
+    step = 5
+    parts = list[Batches]()
     saved: dict[int, Position] = {}
     for shard in (0, 1):
         with stream_of(CONFIG, [shard]) as half:
@@ -159,10 +161,10 @@ def test_a_run_resumed_before_at_and_after_a_boundary_reads_the_same_by_one_host
 
 @pytest.mark.usefixtures("corpora")
 @pytest.mark.parametrize(
-    "place", ["limba.data.stream.stages.open_stream", "limba.data.stream.streams.TrainStream.__next__"]
+    "function", ["limba.data.stream.stages.open_stream", "limba.data.stream.streams.TrainStream.__next__"]
 )
 def test_a_stage_that_cannot_be_read_leaves_the_position_where_the_one_before_ended(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise InputError("The disk is gone.")
@@ -172,11 +174,11 @@ def test_a_stage_that_cannot_be_read_leaves_the_position_where_the_one_before_en
         stream.begin(0)
         batches = [next(stream) for _ in range(3)]
         with monkeypatch.context() as patch, pytest.raises(InputError, match="The disk is gone"):
-            patch.setattr(place, fails)
+            patch.setattr(function, fails)
             next(stream)
         positions = stream.positions()
         assert stream.tokens()["stages_a"] == tokens_of(batches)
-        assert {opened(each, shard).stage["begins"] for shard, each in positions.items()} == {0}
+        assert {opened(position, shard).stage["begins"] for shard, position in positions.items()} == {0}
     with stream_of(config) as again:
         again.begin(3, positions)
         batches += [next(again) for _ in range(2)]
@@ -211,11 +213,11 @@ def test_stages_that_cannot_be_are_refused() -> None:
         ConfigError, match=r"^DataConfig.stages names, from step 5 on, what is 'stages_aa', and no task"
     ):
         task_of_stage(5, first, lengths, unknown)
-    own = dataclasses.replace(CONFIG, vocabulary=None, stages=((5, "stages_words"),))
-    with pytest.raises(ConfigError, match="whose inputs have another vocabulary than those of stages_mix"):
-        task_of_stage(5, resolve_task(own.of_stages[0]), lengths, own)
+    config = dataclasses.replace(CONFIG, vocabulary=None, stages=((5, "stages_words"),))
+    with pytest.raises(ConfigError, match="whose inputs have another vocabulary than the inputs of stages_mix"):
+        task_of_stage(5, resolve_task(config.of_stages[0]), lengths, config)
     task = task_of_stage(5, first, lengths, CONFIG)
-    with pytest.raises(ConfigError, match="whose rows of .* are not like those of stages_mix"):
+    with pytest.raises(ConfigError, match="whose rows of .* tokens differ from those in stages_mix"):
         check_rows_of_stage(5, task, {**lengths, "targets": 7}, first, lengths, CONFIG)
 
 
@@ -232,18 +234,21 @@ def test_stages_have_objectives_of_their_own_and_an_encoder_s_rows_fit_one_progr
     )
     assert encoder.is_masked and encoder.num_predicted == 32
     assert encoder.stages_before(5) == ((0, "stages_a (causal_lm)"), (4, "stages_a (whole_word_masked_lm)"))
-    own = encoder.of_stages
-    assert [(each.objective, each.causal_share) for each in own.values()] == [
+    of_stages = encoder.of_stages
+    assert [(stage.objective, stage.causal_share) for stage in of_stages.values()] == [
         ("whole_word_masked_lm", share) for share in (1.0, 0.0, 1.0)
     ]
-    assert all(each.data_files == encoder.data_files for each in own.values())  # the corpus of the run in all of them
+    assert all(
+        stage.data_files == encoder.data_files for stage in of_stages.values()
+    )  # the corpus of the run in all of them
     other = dataclasses.replace(encoder, stages=((4, "stages_b", "masked_lm"),)).of_stages[4]
     assert (other.data_files, other.objective, other.num_predicted) == (None, "masked_lm", 32)
     # One that never stopped, and one that stops at, before and after the border.
     masked = dataclasses.replace(encoder, stages=((4, "stages_a", "masked_lm"),))
     with stream_of(masked) as stream:
         stream.begin(0)
-        whole, positions = [], {}
+        whole = []
+        positions = {}
         for step in range(1, 8):
             whole.append(next(stream))
             positions[step] = stream.positions()

@@ -1,4 +1,4 @@
-"""The epochs that a stream tells are those of the rows that were trained and of what buffers hold, counted here."""
+"""The epochs that a stream reports match the rows that were trained and what buffers hold, counted here."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,8 @@ from limba.data.sources import FileSource
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 
-NUM_SHARDS, ROWS = 4, 8  # of a batch in each shard
+NUM_SHARDS = 4
+ROWS = 8  # of a batch in each shard
 DATA = DataConfig(
     "demo_span_corruption", {"inputs": 32}, batch_size=NUM_SHARDS * ROWS, vocabulary="byte", extra_ids=125,
     num_data_shards=NUM_SHARDS, validation_percent=0.0, seed=1,
@@ -63,26 +64,28 @@ def rows_of_epoch(config: DataConfig) -> int:
 
 def told(config: DataConfig, upto: float, rows: int) -> list[tuple[float, float]]:
     """Returns (epochs trained, epochs told) after each batch; the stream resumes on its way."""
-    number, found = math.ceil(upto * rows / (NUM_SHARDS * ROWS)), []
+    number = math.ceil(upto * rows / (NUM_SHARDS * ROWS))
+    history = []
     begins = [0, number // 2, number * 3 // 4]
     positions = None
     for begin, end in zip(begins, [*begins[1:], number], strict=True):
         with opened(config) as stream:
             if positions is not None:
                 stream.begin(0, positions)
-                if found:
-                    assert list(stream.epochs().values()) == pytest.approx([found[-1][1]])
+                if history:
+                    assert list(stream.epochs().values()) == pytest.approx([history[-1][1]])
             for batch in range(begin, end):
                 next(stream)
                 (epochs,) = stream.epochs().values()
-                found.append(((batch + 1) * NUM_SHARDS * ROWS / rows, epochs))
+                history.append(((batch + 1) * NUM_SHARDS * ROWS / rows, epochs))
             positions = stream.positions()
-    return found
+    return history
 
 
 def t5x_task(path: Path) -> str:
     """Span corruption as T5X's users register it."""
-    name, features = "trained_t5x", seqio.ByteVocabulary(extra_ids=125)
+    name = "trained_t5x"
+    features = seqio.ByteVocabulary(extra_ids=125)
     if name not in seqio.TaskRegistry.names():
         seqio.TaskRegistry.add(
             name,
@@ -110,7 +113,7 @@ def t5x_task(path: Path) -> str:
     ],
 )
 def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, upto: float, ahead: float) -> None:
-    """Beyond TensorFlow the figure is none (0) at first; it never goes backwards."""
+    """Behind TensorFlow the figure is 0 at first; it never goes backwards."""
     changes: dict[str, Any] = {"data_files": str(texts)}
     if kind == "t5x":
         changes = {"mixture_or_task_name": t5x_task(texts), "task_feature_lengths": {"inputs": 64, "targets": 32}}
@@ -125,11 +128,11 @@ def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, 
         changes |= {"num_reader_processes": 2, "task_modules": ("tasks.demo",)}
     config = dataclasses.replace(DATA, **changes)
     rows = rows_of_epoch(config)
-    found = told(config, upto, rows)
-    assert [epochs for _, epochs in found] == sorted(epochs for _, epochs in found)
+    history = told(config, upto, rows)
+    assert [epochs for _, epochs in history] == sorted(epochs for _, epochs in history)
     behind = 0.1 if ahead else 0.0  # rows of the end of an epoch that were read alone are less full
-    known = [(trained, epochs) for trained, epochs in found if epochs > 0]
-    assert len(known) > 0.9 * len(found)
+    known = [(trained, epochs) for trained, epochs in history if epochs > 0]
+    assert len(known) > 0.9 * len(history)
     assert all(-behind - 1e-6 <= epochs - trained <= ahead + 1e-6 for trained, epochs in known)
 
 

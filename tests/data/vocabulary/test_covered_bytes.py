@@ -62,9 +62,9 @@ def test_bytes_of_a_tokenizer_json(kind, says_bytes, tmp_path):
             piece_bytes(vocabulary, vocabulary.vocab_size)
     for text in TEXTS[:2]:
         size = len(vocabulary.encode(text))
-        found = [covered_bytes(vocabulary, text, count) for count in range(size + 1)]
-        assert found[0] == 0 and found[-1] == len(text.encode()) == covered_bytes(vocabulary, text)
-        assert (np.diff(found) >= 0).all() and found[size // 2] < found[-1]
+        counts = [covered_bytes(vocabulary, text, count) for count in range(size + 1)]
+        assert counts[0] == 0 and counts[-1] == len(text.encode()) == covered_bytes(vocabulary, text)
+        assert (np.diff(counts) >= 0).all() and counts[size // 2] < counts[-1]
 
 
 def test_a_byte_level_piece_may_have_letters_of_no_byte(tmp_path):
@@ -96,8 +96,8 @@ def test_sentinels_cover_their_names_and_spaces_at_the_ends_are_no_text(name, vo
     assert covered_bytes(loaded, "a dog<extra_id_0> runs, ăâ") == len("a dog<extra_id_0> runs, ăâ".encode())
     text = "ăâî and then more words"
     ids = loaded.encode(text)
-    found = [covered_bytes(loaded, text, count) for count in range(len(ids) + 1)]
-    assert found[-1] == len(text.encode()) and (np.diff(found) >= 0).all()
+    counts = [covered_bytes(loaded, text, count) for count in range(len(ids) + 1)]
+    assert counts[-1] == len(text.encode()) and (np.diff(counts) >= 0).all()
     cut = covered_bytes(loaded, f"<extra_id_0>{text}<extra_id_1>", 3)  # a sentinel and two tokens
     assert len("<extra_id_0>") < cut < len("<extra_id_0>") + len(text.encode())
     if name != "byte":

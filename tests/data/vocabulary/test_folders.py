@@ -37,8 +37,8 @@ def written(folder: Path, style: str, model_type: str, **config: object) -> Path
     tokenizer = folders.generic(style)
     tokenizer.save_pretrained(folder)
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "bos", "eos")}
-    about = {"model_type": model_type, "vocab_size": folders.ROWS, **ids, **config}
-    (folder / "config.json").write_text(json.dumps(about))
+    content = {"model_type": model_type, "vocab_size": folders.ROWS, **ids, **config}
+    (folder / "config.json").write_text(json.dumps(content))
     return folder
 
 
@@ -60,12 +60,12 @@ def test_a_hub_id_is_read_kept_by_the_run_and_read_from_there(tmp_path: Path, mo
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (kept / name).read_bytes() == (folder / name).read_bytes()
         assert f"{kept.name}/{name}" in copies_in(epath.Path(run))
-    about = (kept / "config.json").read_bytes()
+    content = (kept / "config.json").read_bytes()
     (kept / "config.json").unlink()
     assert place_of("me/lm", str(run)) == "me/lm", "config.json is written last: without it the copy is not whole"
-    (kept / "config.json").write_bytes(about)
+    (kept / "config.json").write_bytes(content)
     again = resolve_task(data, str(run))  # the server is gone
-    one, other = (each.output_features["targets"].vocabulary for each in (task, again))
+    one, other = (resolved.output_features["targets"].vocabulary for resolved in (task, again))
     assert isinstance(other, StreamVocabulary) and one.encode(TEXT) == other.encode(TEXT)
     special = of_run(other, LLAMA)
     assert (special.padding, special.start, special.ends, special.before) == (None, 1, (2,), (1,))
@@ -139,10 +139,13 @@ def test_documents_are_framed_by_the_model_s_own_template(
     ids = list(published_of(stream).encode(TEXT))
     for name, document in (("text", TEXT.encode()), ("tokens", np.array(ids, "<i4").tobytes())):
         documents = Elements([{name: document}], {name: Spec("string", ())})
-        found, tokenize = tokenizer_of(documents, features, append_eos=True, begins=True)
-        assert found == name
+        kept_name, tokenize = tokenizer_of(documents, features, append_eos=True, begins=True)
+        assert kept_name == name
         framed = [*begins, *ids, *ends]
-        assert [(each - offset_of(stream)).tolist() for each in tokenize([document, document])] == [framed, framed]
+        assert [(token_ids - offset_of(stream)).tolist() for token_ids in tokenize([document, document])] == [
+            framed,
+            framed,
+        ]
         if kind in ("llama", "gpt2"):  # reads its start before each document
             _, tokenize = tokenizer_of(documents, features, append_eos=True, begins=True, follows_start=True)
             assert (tokenize([document])[0] - offset_of(stream)).tolist() == [*ids, *ends]
@@ -177,8 +180,8 @@ def test_what_stands_before_a_text_counts_where_pairs_are_cut(tmp_path: Path) ->
 
 def test_a_folder_without_what_a_run_needs_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "bytes", "roberta", "t5")
-    about = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**about, "tokenizer_class": "ByT5Tokenizer"}))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "ByT5Tokenizer"}))
     with pytest.raises(InputError, match="is UTF-8's bytes; set DataConfig.vocabulary to 'byte'"):
         load_vocabulary(str(folder))
     with pytest.raises(InputError, match=r"describes a 'bert' of 512 ids, .*give the path of its tokenizer\.json"):
@@ -206,6 +209,6 @@ def test_a_folder_in_a_bucket_is_read_kept_by_the_run_and_read_from_there(
             del server.objects["bucket", name]
         kept = [resolve_task(data, run) for run in (str(tmp_path / "run"), "gs://bucket/run")]
         again = [task.output_features["targets"].vocabulary for task in kept]
-    for each in (vocabulary, *again):
-        assert isinstance(each, StreamVocabulary)
-        assert each.encode(TEXT) == local.encode(TEXT)
+    for loaded in (vocabulary, *again):
+        assert isinstance(loaded, StreamVocabulary)
+        assert loaded.encode(TEXT) == local.encode(TEXT)

@@ -64,8 +64,8 @@ def _word(random: np.random.Generator, blocks: Sequence[tuple[int, int]]) -> str
     places = [
         random.integers(first, last + 1) for first, last in (blocks[n] for n in random.integers(len(blocks), size=8))
     ]
-    known = [chr(place) for place in places if unicodedata.category(chr(place))[0] in "LM"][: random.integers(1, 9)]
-    return "".join(known).lstrip("".join(each for each in known if unicodedata.category(each)[0] == "M")) or "x"
+    known = [chr(code) for code in places if unicodedata.category(chr(code))[0] in "LM"][: random.integers(1, 9)]
+    return "".join(known).lstrip("".join(letter for letter in known if unicodedata.category(letter)[0] == "M")) or "x"
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +130,9 @@ def test_a_tokenizer_json_gives_the_ids_of_seqio_s_model(script: str, model: str
 @pytest.mark.parametrize("choices", [{"reverse_extra_ids": False}, {"rules": True}, {"extra_ids": 0}], ids=str)
 def test_choices_of_a_model_are_seqio_s_and_stay_so_there_and_back(choices: dict, model: str) -> None:
     rules = sentencepiece_model_pb2.NormalizerSpec(add_dummy_prefix=False, remove_extra_whitespaces=False)
-    given = {"extra_ids": EXTRA_IDS, "normalizer_spec_overrides": rules if choices.get("rules") else None, **choices}
-    given.pop("rules", None)
-    make: Callable[[type], Vocabulary] = lambda kind: kind(model, **given)
+    options = {"extra_ids": EXTRA_IDS, "normalizer_spec_overrides": rules if choices.get("rules") else None, **choices}
+    options.pop("rules", None)
+    make: Callable[[type], Vocabulary] = lambda kind: kind(model, **options)
     ours = make(SentencePieceVocabulary)
     theirs = make(seqio.SentencePieceVocabulary)
     lines = [line for script in SCRIPTS for line in text_of(script)[:40]]

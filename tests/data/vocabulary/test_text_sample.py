@@ -41,9 +41,9 @@ def test_a_sample_is_even(numbered, tmp_path, zipped):
     assert 299_800 < size <= 300_200
     assert 19_800 < sum(map(len, others)) <= 20_200
     assert not set(sample) & set(others)
-    found = numbers(sample)
-    assert (np.diff(found) > 0).all()  # in the corpus's order
-    tenths, _ = np.histogram(found, 10, (0, 20_000))
+    kept = numbers(sample)
+    assert (np.diff(kept) > 0).all()  # in the corpus's order
+    tenths, _ = np.histogram(kept, 10, (0, 20_000))
     assert tenths.min() > 0.8 * tenths.mean() and tenths.max() < 1.2 * tenths.mean()
     assert Texts(source).sample("train", 300_000, validation_bytes=20_000) == (sample, others)
     assert Texts(source).sample("train", 300_000, validation_bytes=20_000, seed=1)[0] != sample
@@ -59,8 +59,8 @@ def test_a_small_corpus_is_taken_whole_and_a_large_one_is_not_read_whole(numbere
     calls = []
     sample, _ = Texts(source).sample("train", 50_000, read_bytes=600_000, progress=lambda read, _: calls.append(read))
     assert 600_000 <= calls[-1] < 700_000
-    found = numbers(sample)
-    assert found.max() - found.min() > 8_000
+    kept = numbers(sample)
+    assert kept.max() - kept.min() > 8_000
     assert len(Texts(source).sample("train", 1)[0]) == 1  # never empty
 
 
@@ -77,15 +77,15 @@ def test_what_has_no_text_is_refused(numbered):
 def test_fertility_counts_are_right(corpus, vocabulary, tmp_path):
     loaded = load_vocabulary(str(vocabulary))
     text = "a few words ☃☃ and ș"
-    found = fertility([text.encode()] * 2, loaded)
+    counts = fertility([text.encode()] * 2, loaded)
     ids = loaded.encode(text)
-    assert (found.documents, found.words, found.bytes) == (2, 12, 2 * len(text.encode()))
-    assert found.tokens == 2 * len(ids)
-    assert found.tokens_per_word == pytest.approx(len(ids) / 6)
-    assert found.bytes_per_token == pytest.approx(len(text.encode()) / len(ids))
-    assert found.unknown == 0
-    assert found.in_bytes == 2 * (3 + 3 + 2)
-    assert found.letters_without_piece == {"☃": 4, "ș": 2}
+    assert (counts.documents, counts.words, counts.bytes) == (2, 12, 2 * len(text.encode()))
+    assert counts.tokens == 2 * len(ids)
+    assert counts.tokens_per_word == pytest.approx(len(ids) / 6)
+    assert counts.bytes_per_token == pytest.approx(len(text.encode()) / len(ids))
+    assert counts.unknown == 0
+    assert counts.in_bytes == 2 * (3 + 3 + 2)
+    assert counts.letters_without_piece == {"☃": 4, "ș": 2}
 
     from limba.data.vocabulary.train import train_vocabulary
 

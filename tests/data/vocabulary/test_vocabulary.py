@@ -21,7 +21,7 @@ from limba.data.vocabulary.sentinels import begin_id, mask_id, num_sentinels, se
 from limba.data.vocabulary.special_ids import of_encoder
 from limba.data.vocabulary.spelling import has_dummy_space, piece_bytes
 from limba.data.vocabulary.train import NewVocabulary, train_vocabulary
-from limba.formats.huggingface_files import write_tokenizer
+from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.inference.mask_filling import masked_ids
 
 
@@ -49,9 +49,9 @@ def test_training_is_deterministic_and_small_texts_work(tmp_path, corpus):
 
 def test_another_file_at_the_same_path_is_another_vocabulary(tmp_path, corpus, monkeypatch):
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()][:100]
-    for place, size in (("a", 400), ("b", 420)):
-        (tmp_path / place).mkdir()
-        monkeypatch.chdir(tmp_path / place)
+    for folder, size in (("a", 400), ("b", 420)):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
         train_vocabulary(texts, size, "own.model")
         assert load_vocabulary("own.model", 10).vocab_size == size + 10  # a relative path, in two directories
     train_vocabulary(texts, 440, "own.model")  # again, as a notebook's cell does
@@ -86,20 +86,20 @@ def test_character_sets_of_tokens(vocabulary, kind):
     sets = CharacterSets(piece_bytes(loaded, 1024))
     cut = loaded.encode("語")[-2:]  # a character's last two bytes alone
     ids = [*loaded.encode("Seeのコーク 々。é"), 1, loaded.vocab_size - 1, *cut]
-    found = sets.counts(np.array([ids, [0] * len(ids)], np.int32))
+    counts = sets.counts(np.array([ids, [0] * len(ids)], np.int32))
     space = 1 if kind == "pieces" else 0  # put before the text, in the piece of "See" or its own
-    total = dict(zip(SETS, found[0].sum(axis=0).tolist(), strict=True))
+    total = dict(zip(SETS, counts[0].sum(axis=0).tolist(), strict=True))
     assert total == {"latin": 3 + 2, "hiragana": 3, "katakana": 9, "kanji": 3, "other": space + 1 + 3 + 2 + 2}
-    assert found[1].tolist() == [[0, 0, 0, 0, 1]] * len(ids)
+    assert counts[1].tolist() == [[0, 0, 0, 0, 1]] * len(ids)
     in_bytes = ids.index(loaded.encode("の")[-3])
-    assert found[0, in_bytes : in_bytes + 3].tolist() == [[0, 1, 0, 0, 0]] * 3
+    assert counts[0, in_bytes : in_bytes + 3].tolist() == [[0, 1, 0, 0, 0]] * 3
     weights = np.array([[0] + [1] * (len(ids) - 1)])
-    expected = found[0].sum(axis=0) - found[0, 0] - [0, 0, 0, 0, 2]  # without the end of sequence and the sentinel
+    expected = counts[0].sum(axis=0) - counts[0, 0] - [0, 0, 0, 0, 2]  # without the end of sequence and the sentinel
     assert sets.num_bytes(np.array([ids], np.int32), weights).tolist() == expected.tolist()
 
 
 def test_the_dummy_space_is_no_byte_of_the_text(vocabulary):
-    """Rows of a language model, pairs and packed pairs: the bytes are those of the texts, and of nothing else."""
+    """Rows of a language model, pairs and packed pairs: the bytes of the texts are counted, and nothing else."""
     loaded = load_vocabulary(str(vocabulary), 0)
     pieces = piece_bytes(loaded, 1024)
     in_bytes = load_vocabulary("byte", 0)
@@ -124,7 +124,7 @@ def test_the_dummy_space_is_no_byte_of_the_text(vocabulary):
     pairs = np.array([[*loaded.encode(text), 1] + [0] * (width - 1 - len(loaded.encode(text))) for text in texts])
     pair = {"decoder_target_tokens": pairs, "decoder_loss_weights": (pairs > 0).astype(np.int32)}
     assert total([pair], document_starts([pair], 1, True, False)) == num_bytes
-    packed = {name: each.reshape(2, -1) for name, each in pair.items()}
+    packed = {name: array.reshape(2, -1) for name, array in pair.items()}
     segments = np.repeat([[1, 2]], width, axis=1) * np.ones([2, 1], np.int32)
     packed["decoder_segment_ids"] = np.where(packed["decoder_target_tokens"] > 0, segments, 0)
     assert total([packed], document_starts([packed], 1, True, False)) == num_bytes

@@ -67,11 +67,11 @@ def test_long_rows_of_a_network_are_those_of_all_scores(changes: dict, monkeypat
 
     def of() -> tuple[np.ndarray, Any]:
         def loss(params, batch):
-            found = Network(config).apply(params, batch)
-            return jnp.sum(jnp.where(jnp.asarray(real)[..., None], jnp.sin(found), 0.0)), found
+            logits = Network(config).apply(params, batch)
+            return jnp.sum(jnp.where(jnp.asarray(real)[..., None], jnp.sin(logits), 0.0)), logits
 
-        gradient, found = jax.jit(jax.grad(loss, has_aux=True))(noisy_parameters(config), features)
-        return np.asarray(found), gradient
+        gradient, values = jax.jit(jax.grad(loss, has_aux=True))(noisy_parameters(config), features)
+        return np.asarray(values), gradient
 
     assert local.fits(30, 4) and not local.fits(15, 4)
     blocks = of()
@@ -93,8 +93,8 @@ def test_scores_grow_with_the_row_and_not_with_its_square() -> None:
         heads = jax.ShapeDtypeStruct((1, length, 1, 64), jnp.float32)
         mask = jax.ShapeDtypeStruct((1, length, length), jnp.bool_)
         compiled = jax.jit(lambda q, k, v, seen: local_attention(q, k, v, seen, 128)).lower(heads, heads, heads, mask)
-        found: Any = compiled.compile().cost_analysis()
-        return found["flops"]
+        costs: Any = compiled.compile().cost_analysis()
+        return costs["flops"]
 
     short = flops(1024)
     long = flops(2048)

@@ -77,8 +77,8 @@ def compare(arrays: tuple, mask: Mask, direction: jax.Array, has_wgmma: bool, in
     sees_any = jnp.any(mask.visible(), axis=2)
     with jax.default_matmul_precision("highest"):
         wanted = outputs_and_gradients(plain, arrays, direction)
-        found = outputs_and_gradients(ours, arrays, direction)
-    return [np.abs(a - b).max() / (np.abs(b).max() or 1) for a, b in zip(found, wanted, strict=True)]
+        results = outputs_and_gradients(ours, arrays, direction)
+    return [np.abs(a - b).max() / (np.abs(b).max() or 1) for a, b in zip(results, wanted, strict=True)]
 
 
 SHAPES = [  # batch, queries, keys, heads, width, causal, has_bias, dtype, tolerance
@@ -127,7 +127,7 @@ def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple, ha
 
 
 def test_blocks_beyond_a_window_and_after_a_causal_row_are_not_read() -> None:
-    """A weight of 0 times a value that is no number would be none."""
+    """A weight of 0 times NaN would be NaN."""
     (query, key, value, _), mask, _ = inputs(2, 320, 320, 1, 16, False, False, "float32")
     value = value.at[:, 256:].set(jnp.nan)
     ids = jnp.ones((2, 320), jnp.int32)

@@ -57,7 +57,7 @@ def test_pallas_attention_and_its_gradients_equal_einsum(
     mask = Mask(query_ids, key_ids, causal)
 
     def ours(query, key, value, bias):
-        arrays = tuple(each[:, None] for each in (query, key, value))
+        arrays = tuple(array[:, None] for array in (query, key, value))
         if queries == keys and has_bias:
             arrays = (jnp.stack([query, key, value], 1),)
         elif has_bias or queries != keys:
@@ -101,7 +101,7 @@ def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple) ->
     sees_any = jnp.any(mask.visible(), axis=2)[..., None, None] | (length < 512)  # where all keys are read
 
     def ours(query, key, value, bias):
-        arrays = tuple(each.transpose(0, 2, 3, 1)[:, None] for each in (query, key, value))
+        arrays = tuple(array.transpose(0, 2, 3, 1)[:, None] for array in (query, key, value))
         by_key = None if bias is None else jnp.swapaxes(bias, 1, 2)
         attended = pallas_attention(arrays, by_key, mask.for_kernels(), mask.rule, interpret=True)
         return attended.transpose(0, 3, 1, 2)
@@ -109,17 +109,17 @@ def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple) ->
     def plain(*arrays):
         return jnp.where(sees_any, dot_product_attention(*arrays, mask.visible()), 0)
 
-    found, wanted = (outputs_and_gradients(each, (query, key, value, bias), direction) for each in (ours, plain))
-    for one, other in zip(found, wanted, strict=True):
+    results, wanted = (outputs_and_gradients(attend, (query, key, value, bias), direction) for attend in (ours, plain))
+    for one, other in zip(results, wanted, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max(), rtol=0)
 
 
 def test_blocks_beyond_a_window_are_not_read() -> None:
-    """A weight of 0 times a value that is no number would be none."""
+    """A weight of 0 times NaN would be NaN."""
     (query, key, value, _), _, _ = inputs(2, 640, 640, 1, 16, False, False, "float32")
     ids = jnp.ones((2, 640), jnp.int32)
     mask = Mask(ids, ids, reach=64, everywhere=False)
-    arrays = [each.transpose(0, 2, 3, 1)[:, None] for each in (query, key, value.at[:, 512:].set(jnp.nan))]
+    arrays = [array.transpose(0, 2, 3, 1)[:, None] for array in (query, key, value.at[:, 512:].set(jnp.nan))]
     attended = pallas_attention(tuple(arrays), None, mask.for_kernels(), mask.rule, interpret=True)
     assert np.isfinite(attended[..., :384]).all() and not np.isfinite(attended[..., 448:]).any()
 

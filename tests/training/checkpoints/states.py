@@ -29,7 +29,7 @@ def abstract(devices: int = 2) -> TrainState:
 
 
 def state(step: int, devices: int = 2) -> TrainState:
-    """A state whose numbers are those of its step."""
+    """A state whose numbers follow from its step."""
     random = np.random.default_rng(step)
 
     def array(leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -118,6 +118,28 @@ def test_a_bucket_that_may_not_be_listed_is_not_an_empty_one(
     assert warning.startswith("The old checkpoints in gs://bucket/run/checkpoints cannot be removed ("), warning
 
 
+NAMED = """
+import sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from etils import epath
+from tests.training.checkpoints import life
+life.check_names(epath.Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["disk", "bucket"])
+def test_a_run_s_name_is_no_pattern(where: str, tmp_path: Path) -> None:
+    """On a disk no step was whole, and in a bucket run[1] removed steps of run1."""
+    place = str(tmp_path) if where == "disk" else "gs://bucket/runs"
+    with serving_buckets() as server:
+        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags()}
+        command = [sys.executable, "-c", NAMED, place]
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 # Holds the lease, and saves step 20 with the numbers of a seed. It stops itself (SIGSTOP) at the moment that is named.
 # A line lets it save, and one more lets it restore what is there in the end.
 STOPPED = """
@@ -125,7 +147,7 @@ import os, signal, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from limba.config import CheckpointConfig, RestartError
-from limba.storage import lease, lease_places, manifest
+from limba.storage import lease, lease_places, literal_names, manifest
 from limba.training.checkpoints import arrays, step_directory
 from limba.training.checkpoints.directory import Checkpoints
 from tests.training.checkpoints import states
@@ -148,6 +170,12 @@ def write_after_a_stop(path, content):
     if path.name == manifest.FILE:
         stop()
     write(path, content)
+def remove_after_a_stop(*arguments):
+    literal_names.remove_objects = remove
+    stop()
+    remove(*arguments)
+if moment in ("start", "removal"):
+    remove, literal_names.remove_objects = literal_names.remove_objects, remove_after_a_stop
 if "arrays" in moment:
     arrays._batches = batches_with_a_stop
 if moment == "merge":
@@ -173,6 +201,8 @@ with lease.held("gs://bucket/run") as held:
 @pytest.mark.parametrize(
     "moment",
     [
+        pytest.param("start", marks=pytest.mark.night),
+        pytest.param("removal", marks=pytest.mark.night),
         pytest.param("first arrays", marks=pytest.mark.slow),
         pytest.param("later arrays", marks=pytest.mark.night),
         pytest.param("merge", marks=pytest.mark.night),
@@ -191,6 +221,10 @@ def test_who_is_stopped_while_it_writes_a_step_leaves_its_successor_s_whole(mome
             programs.callback(program.kill)
             return program
 
+        if moment in ("start", "removal"):  # an earlier attempt, which was not committed, or one that was
+            server.put("bucket", "run/checkpoints/20/data/metadata", b"old")
+        if moment == "removal":
+            server.put("bucket", "run/checkpoints/20/manifest.json", b"old")
         first = started(moment, 7)
         wait_until(lambda: Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         # As the lease of a process on another machine, which nobody here can ask.

@@ -103,16 +103,16 @@ def test_one_file_is_damaged_and_the_step_before_is_resumed(
 
 
 def test_a_step_under_the_name_of_another_is_passed_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A copy of an older step, and a file in the place of one."""
+    """A copy of an older step, and a file where a step should be."""
     checkpoints = run / "checkpoints"
     shutil.copytree(checkpoints / "10", checkpoints / "30")
     (checkpoints / "40").write_text("")
-    with pytest.raises(InputError, match=r"30 is damaged: manifest.json is that of step 10; name another step"):
+    with pytest.raises(InputError, match=r"30 is damaged: manifest.json belongs to step 10; name another step"):
         LimbaCheckpoint(checkpoints_of(run)[30])
     states.assert_is(restore(run), 20)
     first, second = [record.message for record in caplog.records]
     assert first.startswith("The checkpoint at step 40 cannot be read (it is a file, not a folder)")
-    assert second.startswith("The checkpoint at step 30 cannot be read (manifest.json is that of step 10)")
+    assert second.startswith("The checkpoint at step 30 cannot be read (manifest.json belongs to step 10)")
     assert sorted(path.name for path in checkpoints.iterdir()) == ["10", "20", "30.broken", "40.broken"]
     states.save(run, 40)
     states.assert_is(restore(run), 40)
@@ -171,15 +171,15 @@ def test_an_item_of_another_step_is_noticed(
 def test_two_steps_are_swapped_and_the_one_before_them_is_resumed(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoints = run / "checkpoints"
     swap(checkpoints / "10", checkpoints / "20")
-    with pytest.raises(InputError, match=r"\[10, 20\] .*\(step 20: manifest.json is that of step 10\)"):
+    with pytest.raises(InputError, match=r"\[10, 20\] .*\(step 20: manifest.json belongs to step 10\)"):
         restore(run)
     assert sorted(path.name for path in checkpoints.iterdir()) == ["10", "20"]  # nothing is renamed
 
     states.save(run, 5)
     states.assert_is(restore(run), 5)
     assert [record.message[:60] for record in caplog.records] == [
-        "The checkpoint at step 20 cannot be read (manifest.json is t",
-        "The checkpoint at step 10 cannot be read (manifest.json is t",
+        "The checkpoint at step 20 cannot be read (manifest.json belo",
+        "The checkpoint at step 10 cannot be read (manifest.json belo",
     ]
 
 

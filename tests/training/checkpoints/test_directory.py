@@ -15,7 +15,8 @@ from tests import tiny
 
 def test_a_checkpoint_is_read_on_any_number_of_devices_and_with_any_sharding_of_the_update(tmp_path: Path) -> None:
     """`(4, False)` is the layout from before the update was sharded."""
-    optimizer, data = make_optimizer(optimizer_config(), 1), DataConfig("t", {"inputs": 1}, batch_size=1)
+    optimizer = make_optimizer(optimizer_config(), 1)
+    data = DataConfig("t", {"inputs": 1}, batch_size=1)
 
     def laid_out(devices: int, shard_update: bool) -> TrainState:
         mesh = tiny.mesh_of(MeshConfig(), devices)
@@ -24,7 +25,8 @@ def test_a_checkpoint_is_read_on_any_number_of_devices_and_with_any_sharding_of_
     random = np.random.default_rng(0)
     arrays = jax.tree.map(lambda x: random.standard_normal(x.shape).astype(x.dtype), laid_out(1, True))
     for step, (devices, shard_update) in enumerate(((4, False), (2, True)), 1):
-        there, directory = laid_out(devices, shard_update), str(tmp_path / str(step))
+        there = laid_out(devices, shard_update)
+        directory = str(tmp_path / str(step))
         state = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), arrays, there)
         with Checkpoints(directory, CheckpointConfig(), data) as checkpoints:
             checkpoints.save(step, state, {0: {"about": {}}})

@@ -1,6 +1,6 @@
 """EIO from the system's own read: the file is read again before it is damage; a storage that is away costs no step.
 
-A library between the program and libc gives it, to Python's reads and to those of tensorstore's C++.
+A library between the program and libc gives it, to Python's reads and to tensorstore's C++ reads.
 """
 
 import os
@@ -96,7 +96,9 @@ def test_a_read_that_fails_is_repeated_before_a_step_is_given_up(tmp_path: Path)
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("this machine has no C compiler")
-    library, source, run = tmp_path / "failing.so", tmp_path / "failing.c", tmp_path / "run"
+    library = tmp_path / "failing.so"
+    source = tmp_path / "failing.c"
+    run = tmp_path / "run"
     source.write_text(LIBRARY)
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
     states.save(run, 10, 20)
@@ -115,7 +117,7 @@ def test_a_read_that_fails_is_repeated_before_a_step_is_given_up(tmp_path: Path)
     *again, away, damaged, step = ended.stdout.splitlines()
     assert again == ["STEP 20"] * 3, ended.stdout  # a server that was away for a moment
     assert away.startswith("SENTENCE The checkpoint ") and "(manifest.json cannot be read (Input/output error)" in away
-    assert away.endswith("nothing is changed. Mend that, and start the same command again.")
+    assert away.endswith("nothing is changed. Fix that, and start the same command again.")
     assert damaged.startswith("LOG The checkpoint at step 20 cannot be read (state/ocdbt.process_0.")  # a bad disk
     assert " cannot be read (Input/output error)): " in damaged and damaged.endswith(
         "20.broken, and step 10 is resumed."

@@ -46,12 +46,12 @@ def test_figures_are_means_over_target_tokens(config: RunConfig) -> None:
     with recent.waiting():
         recent.add(1, {}, metrics(8.0, 10.0, 3.0))
         recent.add(2, {}, metrics(2.0, 30.0, 5.0))
-    found = recent.figures({"task": 0.25}, [])
-    assert found["loss"] == pytest.approx((8.0 * 10 + 2.0 * 30) / 40)
-    assert found["gradient_norm"] == 5.0 and found["epochs/task"] == 0.25
-    assert found["tokens_per_second"] == pytest.approx(100 / (2 * found["seconds_per_step"]))
-    assert found["sequences_per_second_per_device"] == pytest.approx(2 / found["seconds_per_step"])
-    assert 0 < found["data_wait"] <= 1
+    figures = recent.figures({"task": 0.25}, [])
+    assert figures["loss"] == pytest.approx((8.0 * 10 + 2.0 * 30) / 40)
+    assert figures["gradient_norm"] == 5.0 and figures["epochs/task"] == 0.25
+    assert figures["tokens_per_second"] == pytest.approx(100 / (2 * figures["seconds_per_step"]))
+    assert figures["sequences_per_second_per_device"] == pytest.approx(2 / figures["seconds_per_step"])
+    assert 0 < figures["data_wait"] <= 1
     recent.restart()
     assert len(recent) == 0
 
@@ -89,7 +89,7 @@ def test_a_run_says_the_rate_that_auto_is(config: RunConfig, steps: int, said: s
     optimizer = optimizer_config("muon", ScheduleConfig(base_learning_rate="auto"), muon_by_parameter_scale=True)
     config = dataclasses.replace(config, optimizer=optimizer, train_steps=steps)
     assert any(said in line for line in details(config, {"inputs": 8, "targets": 4}, 0))
-    warned = [each for each in introduction(config, 1, 0) if "'auto'" in each]
+    warned = [line for line in introduction(config, 1, 0) if "'auto'" in line]
     assert len(warned) == (steps > 12_000) and all("unproven here" in sentence for sentence in warned)
 
 

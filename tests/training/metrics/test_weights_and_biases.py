@@ -56,23 +56,23 @@ def records_of(path: Path) -> list[Any]:
     from wandb.proto import wandb_internal_pb2 as messages  # pyright: ignore[reportMissingImports]
 
     data = path.read_bytes()
-    found = []
+    records = []
     parts = b""
-    place = HEAD
-    while place + HEAD <= len(data):
-        if BLOCK - place % BLOCK < HEAD:
-            place += BLOCK - place % BLOCK
+    offset = HEAD
+    while offset + HEAD <= len(data):
+        if BLOCK - offset % BLOCK < HEAD:
+            offset += BLOCK - offset % BLOCK
             continue
-        length = int.from_bytes(data[place + 4 : place + 6], "little")
-        kind = data[place + 6]
-        parts += data[place + HEAD : place + HEAD + length]
-        place += HEAD + length
-        if place > len(data):  # not written to its end yet
+        length = int.from_bytes(data[offset + 4 : offset + 6], "little")
+        kind = data[offset + 6]
+        parts += data[offset + HEAD : offset + HEAD + length]
+        offset += HEAD + length
+        if offset > len(data):  # not written to its end yet
             break
         if kind in (1, 4):  # whole, or the last part
-            found.append(messages.Record.FromString(parts))
+            records.append(messages.Record.FromString(parts))
             parts = b""
-    return found
+    return records
 
 
 @pytest.mark.slow
@@ -105,10 +105,10 @@ def test_a_resumed_run_continues_the_same_run_there(
             if record.history.item:
                 items = record.history.item
                 seen.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
-    losses = [(each["step"], each["train/loss"]) for each in seen if "train/loss" in each]
+    losses = [(line["step"], line["train/loss"]) for line in seen if "train/loss" in line]
     assert losses == [(step, 10.0 - step) for step in (*range(1, 7), *range(5, 11))]
-    assert [each["step"] for each in seen if "validation/loss" in each] == [6, 10]
-    assert [each["step"] for each in seen if any(name.startswith("samples/") for name in each)] == [6, 10]
+    assert [line["step"] for line in seen if "validation/loss" in line] == [6, 10]
+    assert [line["step"] for line in seen if any(name.startswith("samples/") for name in line)] == [6, 10]
 
 
 def test_without_a_key_the_run_is_refused_at_once(run: RunConfig, tmp_path: Path) -> None:

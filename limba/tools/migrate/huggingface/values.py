@@ -130,7 +130,8 @@ def _spelled(kind: type, value: object) -> object:
         number = float(value)
     except ValueError:
         return value
-    return int(number) if kind is int and math.isfinite(number) and number == int(number) else number
+    is_whole = math.isfinite(number) and number == int(number)
+    return int(number) if kind is int and is_whole else number
 
 
 class Arguments(NamedTuple):

@@ -62,7 +62,9 @@ def _check_converter(translation: Translation, converter: Setting, is_decoder: b
         raise refuse(converter, f"Limba makes the rows of seqio's {' and '.join(known)}; leave it out")
     if name in _OF_ONE_FORM:
         lengths = translation.settings.macro("TASK_FEATURE_LENGTHS")
-        sides = set(lengths.value) if lengths and isinstance(lengths.value, Mapping) else _OF_ONE_FORM[name]
+        sides = _OF_ONE_FORM[name]
+        if lengths and isinstance(lengths.value, Mapping):
+            sides = set(lengths.value)
         if sides != _OF_ONE_FORM[name]:
             needed = " and ".join(sorted(_OF_ONE_FORM[name]))
             raise refuse(converter, f"it reads {needed}, and TASK_FEATURE_LENGTHS has {' and '.join(sorted(sides))}")

@@ -26,7 +26,7 @@ MOST_RAW = 4  # lines of a chart that has them: of more, the pale lines hide the
 
 
 def script() -> str:
-    """Returns bokeh's own script, as it stands in the page."""
+    """Returns bokeh's own script, as the page has it."""
     (text,) = Resources(mode="inline", components=["bokeh"]).js_raw[:1]
     return text
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from limba.api import evenly
+from limba.api import evenly, matching
 from limba.tools.pages.page.runs import Run
 
 START = "start"
@@ -78,11 +78,11 @@ def _skipped_batches(run: Run) -> Iterator[Event]:
 
 def _set_aside(run: Run) -> Iterator[Event]:
     """Yields the faults that only files tell of: rows of a step that was not finite, checkpoints that are damaged."""
-    for path in run.directory.glob("non_finite_step_*.npz"):
+    for path in matching(run.directory, "non_finite_step_*.npz"):
         with contextlib.suppress(ValueError):  # another file, whose name has no step
             step = int(path.name.split("_")[3])
             yield Event(step, "", FAULT, f"step {step:,} was not finite; its rows are in {path.name}")
-    for path in (run.directory / "checkpoints").glob("*.broken"):
+    for path in matching(run.directory / "checkpoints", "*.broken"):
         with contextlib.suppress(ValueError):
             step = int(path.name.split(".")[0])
             yield Event(step, "", FAULT, f"the checkpoint of step {step:,} could not be read: {path.name}")

@@ -6,6 +6,7 @@ import base64
 import html
 from collections.abc import Iterator, Sequence
 
+from limba.api import matching
 from limba.tools.pages.page.runs import Run, own_bytes
 
 FOLDER = "results"
@@ -26,10 +27,7 @@ def results_of(run: Run) -> Iterator[tuple[str, str, str]]:
     The page may be sent to others: what a link in somebody else's folder leads to is not put on it. A picture that
     cannot be read is left out, and the page is made.
     """
-    folder = run.directory / FOLDER
-    if not folder.exists():
-        return
-    for path in sorted(folder.glob("*.svg")):
+    for path in matching(run.directory / FOLDER, "*.svg"):
         picture = own_bytes(run.directory, path)
         if picture is None:
             continue

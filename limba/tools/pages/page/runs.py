@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from limba.api import RunDirectory, Standing, evenly, flops_per_sequence
+from limba.api import RunDirectory, Standing, evenly, flops_per_sequence, matching
 from limba.config import InputError, RunConfig, reason_of, untrusted_files
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
@@ -150,7 +150,7 @@ class Run:
                 f"{lines} of metrics.jsonl cannot be read and are left out, the first is line"
                 f" {self.history.first_damaged:,}: a run that is killed may leave one cut."
             )
-        for path in sorted(self.directory.glob("skipped_units_process_*.json"), key=str):
+        for path in matching(self.directory, "skipped_units_process_*.json"):
             try:
                 number = f"{len(json.loads(own_bytes(self.directory, path) or b'')):,}"
             except (ValueError, TypeError, RecursionError):
@@ -167,7 +167,7 @@ class Run:
         for entry in self.skipped():
             try:
                 named = [document for row in entry["rows"] for document in row.get("documents", ())]
-                names = [f"{each['source']}, {each['unit']}, row {int(each['document']):,}" for each in named]
+                names = [f"{name['source']}, {name['unit']}, row {int(name['document']):,}" for name in named]
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # a line of another kind
             documents.setdefault(entry["batch"], {}).update(dict.fromkeys(names))

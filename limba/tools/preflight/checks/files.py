@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import hashlib
 import itertools
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +32,8 @@ class Copy(NamedTuple):
 def check_patterns(source: UnitSource, split: str) -> None:
     """Raises InputError for a pattern of local files that matches none, with the files beside it as its fix."""
     for pattern in source.patterns_of_split(split):
-        if "://" in pattern or glob.glob(pattern, recursive=True):
+        # A file of that very name is read, as in `limba/data/sources/listing.py`.
+        if "://" in pattern or os.path.exists(pattern) or glob.glob(pattern, recursive=True):
             continue
         folder = next(parent for parent in Path(pattern).parents if parent.is_dir())
         beside = sorted([*folder.glob("*"), *folder.glob("*/*")])

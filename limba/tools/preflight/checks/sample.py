@@ -99,7 +99,7 @@ def of_text(config: RunConfig, part: Task, sample: Any, data: Data, has_vocabula
     documents = [text.encode() for text in visible if text]
     tool = find_tool("sample")
     if is_html and documents and tool is not None:
-        # Raw HTML is one finding; without its tags, their letters are not a second one about the vocabulary.
+        # Raw HTML is one finding; without its tags, their letters do not make a second one about the vocabulary.
         counted = tool.fertility(documents, sample.vocabulary)
         sample = dataclasses.replace(sample, documents=documents, fertility=counted)
     yield from of_pieces(config, sample, data)

@@ -183,7 +183,7 @@ def _region(model_dir: str, data: Data) -> Iterator[Line]:
         return
     data |= {"bucket_location": location, "zone": zone}
     if zone is None:
-        yield Line("ok", f"gs://{bucket} is in {location}; this machine is in no zone of Google's. Take a TPU there.")
+        yield Line("ok", f"gs://{bucket} is in {location}; this machine is not in a Google zone. Take a TPU there.")
     elif is_near(location, zone):
         yield Line("ok", f"gs://{bucket} is in {location}, this machine in {zone}.")
     else:

@@ -19,7 +19,7 @@ WASTEFUL = "works, but wasteful"
 FORMAT = 1  # of the JSON document
 MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
 COLOURS = {"ok": "32", "warning": "33", "error": "31"}
-INDENT = " " * 11  # under the sentence, which stands behind the mark
+INDENT = " " * 11  # under the sentence, which follows the mark
 Data = dict[str, Any]  # the figures of a section, as JSON has them
 
 

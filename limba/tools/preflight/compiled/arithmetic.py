@@ -24,7 +24,7 @@ CHUNK = 1 << 30  # bytes of one chunk
 MOST_KEYS = 2_048  # of a row, in the kernel for TPUs
 WINDOWS_IN_LONG_ROWS = 4  # a row with as many windows is computed in blocks by the einsum
 SCORE_BYTES = 6  # of a score that is kept: float32, and its weight in bfloat16
-AGAIN_BYTES = 8  # of a score that is computed again: the gradient of its weight, in bfloat16, stands beside it
+AGAIN_BYTES = 8  # of a score that is computed again: the gradient of its weight, in bfloat16, is held beside it
 
 
 @dataclasses.dataclass(frozen=True)

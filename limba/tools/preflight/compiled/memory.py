@@ -14,7 +14,7 @@ OP_NAME = re.compile(r'op_name="([^"]*)"')
 SHAPE = re.compile(r"\w+\[[\d,]*\]")
 # What jax puts around the names of our own code in `op_name`.
 WRAPPERS = re.compile(r"(?:transpose|jvp|vmap|checkpoint|rematted_computation|remat\d?|jit|pjit|custom_vjp_call)\(?")
-# What else stands in `op_name` and is not a part of the network: control flow, and the functions around it.
+# What else `op_name` has that is not a part of the network: control flow, and the functions around it.
 NOT_OF_NETWORK = ("while", "body", "closed_call", "train_step", "dropping", "cond", "shard_map")
 NUMBER_SHOWN = 8
 

@@ -162,7 +162,7 @@ def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) 
 def _kernel_name(rest: str) -> str:
     """Returns the name given to a Pallas call, from its place in the traced program.
 
-    A name stands inside those of the transformations that made it, as in `transpose(jvp(name))`.
+    A name is wrapped in the names of the transformations that made it, as in `transpose(jvp(name))`.
     """
     op_name = re.search(r'op_name="([^"]*)"', rest)
     parts = op_name[1].split("/") if op_name else []

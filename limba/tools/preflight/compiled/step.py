@@ -31,8 +31,8 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
     """Returns the figures of the run's step compiled for a topology, whose devices this process describes.
 
     "fits" is what a TPU's compiler says; None for others, whose compilers know no limit. Sizes are bytes of one device:
-    "live_bytes" by jax's analysis, "reported_bytes" as a TPU's compiler counts them, which is less. Times are those of
-    this process: "seconds" by the clock and "cpu_seconds" of all threads.
+    "live_bytes" by jax's analysis, "reported_bytes" as a TPU's compiler counts them, which is less. Times are seconds
+    of this process: "seconds" by the clock and "cpu_seconds" of all threads.
     """
     from limba.tools.preflight.compiled import topologies
 
@@ -60,7 +60,7 @@ def _of_step(
     result: Json = {"mesh": step.mesh_sizes, "state_bytes": step.state_bytes}
     traced = step.traced()
     kernels = kernel_flops(traced.jaxpr)
-    # A card is described and not here, so jax has to be told what to lower for.
+    # The card is only described, not present, so jax must be told what to lower for.
     platforms = ("cuda",) if platform == "gpu" else None
     try:
         compiled = traced.lower(lowering_platforms=platforms).compile()

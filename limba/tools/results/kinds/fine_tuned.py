@@ -20,6 +20,7 @@ from limba.tools.results.protocol import PROTOCOL, Protocol
 
 NAME_IN_MISC = re.compile(r"(?:.*\|)?name=([^|]*).*")  # how NorNE writes a tag into CoNLL-U's last column
 LANGUAGE = re.compile(r"[a-z-]{2,12}:(?=.)")  # before each token of WikiANN's own files
+IOB2 = re.compile(r"O|[BI]-.+")
 LONGEST_NAME = 8  # tokens, of those that a baseline looks up
 MAJORITY = "majority"
 MEAN = "mean"
@@ -116,7 +117,7 @@ class Learned:
         kept = [example for example in train if example.letters not in others]
         if not kept:
             raise InputError(f"Each example of {self.train} is in another part of {self.name} too; name other files.")
-        of_training = kept if self.dev else [*kept, *dev]  # a rare label may stand in the tenth that was drawn
+        of_training = kept if self.dev else [*kept, *dev]  # a rare label may be in the tenth that was drawn
         known = set[str]().union(*(self.labels(example) for example in of_training))
         for example in (*test, *dev):
             if new := sorted(self.labels(example) - known):
@@ -275,9 +276,10 @@ class Tagged(Learned):
         """Yields (where, words, tags, document) of each sentence."""
         if files.layout_of(path).startswith(files.OBJECTS):
             first = next(files.rows(path, ()), ("", {}))[1]
-            is_other = lambda given: isinstance(given, int) or (given not in first and isinstance(self, NamedEntities))
-            given = ((self.tokens, "tokens"), (self.tags, self.usual))
-            columns = [usual if is_other(name) else str(name) for name, usual in given]
+            are_entities = isinstance(self, NamedEntities)
+            is_other = lambda column: isinstance(column, int) or (column not in first and are_entities)
+            chosen = ((self.tokens, "tokens"), (self.tags, self.usual))
+            columns = [usual if is_other(name) else str(name) for name, usual in chosen]
             for where, row, document in files.documents(path, columns):
                 tokens, tags = map(row.get, columns)
                 if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags):
@@ -315,6 +317,8 @@ class PartOfSpeech(Tagged):
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, words, tags, document in self.tagged(path):
+            if "" in tags:  # which also is the tag of a word that a model does not read
+                raise InputError(f"{where}: the tag of the word {words[tags.index('')]!r} is empty; write it there.")
             yield Example(where, tuple(words), tuple(tags), document)
 
     def figures(
@@ -332,8 +336,8 @@ class PartOfSpeech(Tagged):
 
     def floors(self, parts: Parts) -> Mapping[str, list[Prediction]]:
         of_words: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        for each in parts.train:
-            for word, tag in zip(each.texts, each.tags, strict=True):
+        for sentence in parts.train:
+            for word, tag in zip(sentence.texts, sentence.tags, strict=True):
                 of_words[word][tag] += 1
         usual = {word: tags.most_common(1)[0][0] for word, tags in of_words.items()}
         baselines = super().floors(parts)
@@ -365,9 +369,10 @@ class NamedEntities(Tagged):
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, words, tags, document in self.tagged(path):
-            if wrong := [tag for tag in tags if tag != "O" and tag[:2] not in ("B-", "I-")]:
+            wrong = [tag for tag in tags if IOB2.fullmatch(tag) is None]
+            if wrong:
                 raise InputError(
-                    f"{where}: {wrong[0]} is not an IOB2 tag (O, B-PERSON, I-PERSON); name another column."
+                    f"{where}: {wrong[0]!r} is not an IOB2 tag (O, B-PERSON, I-PERSON); name another column."
                 )
             spans = [(self.rename.get(label, label), begin, end) for label, begin, end in scores.spans_of(tags)]
             if not any(label in self.drop for label, _, _ in spans):

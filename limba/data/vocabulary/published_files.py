@@ -1,0 +1,128 @@
+"""What the files of a folder for transformers say of its tokenizer, as transformers 5 reads them: roles and tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+
+from limba.config import InputError, reason_of
+from limba.storage.files import read_text
+
+Json = dict[str, Any]
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # in their order
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files beside a model that say how its text is read, each {} where it is missing."""
+
+    folder: epath.Path
+    tokenizer_config: Json  # tokenizer_config.json
+    special_tokens_map: Json  # special_tokens_map.json
+    added_tokens: Json  # added_tokens.json
+    config: Json  # config.json
+    tokenizer_json: Json | None  # tokenizer.json, None where it is missing
+
+    @classmethod
+    def of(cls, folder: epath.Path) -> Files:
+        """Reads them; InputError for one that is not a JSON object."""
+        return cls(
+            folder,
+            tokenizer_config=read_json(folder, "tokenizer_config.json") or {},
+            special_tokens_map=read_json(folder, "special_tokens_map.json") or {},
+            added_tokens=read_json(folder, "added_tokens.json") or {},
+            config=read_json(folder, "config.json") or {},
+            tokenizer_json=read_json(folder, "tokenizer.json"),
+        )
+
+    @property
+    def tokens_by_id(self) -> dict[int, Any]:
+        """The tokens that are added: {id: what AddedToken takes}."""
+        if isinstance(self.tokenizer_config.get("added_tokens_decoder"), dict):
+            return {int(number): token for number, token in self.tokenizer_config["added_tokens_decoder"].items()}
+        roles = self.roles({})
+        special = {name_of(roles[role]) for role in ROLES if roles.get(role)}
+        special |= {name_of(token) for token in self.extra or ()}
+        tokens: dict[int, Any] = {}
+        for name, number in self.added_tokens.items():
+            tokens[int(number)] = {"content": name, "special": name in special, "normalized": name not in special}
+        for token in (self.tokenizer_json or {}).get("added_tokens", ()):
+            tokens[token["id"]] = {key: value for key, value in token.items() if key != "id"}
+        return tokens
+
+    def roles(self, defaults: Mapping[str, str]) -> Json:
+        """Returns {role: its token}: a class's defaults, tokenizer_config.json, special_tokens_map.json, the last wins.
+
+        They are in transformers' order, in which tokens without an id get one. transformers does not look into
+        special_tokens_map.json where tokenizer_config.json has added_tokens_decoder.
+        """
+        tokens: Json = dict(defaults)
+        for file_content in self.files_with_roles:
+            extra = file_content.get("extra_special_tokens")
+            named: Json = extra if isinstance(extra, dict) else {}  # tokens with names of their own
+            for key, value in {**file_content, **named}.items():
+                is_token = isinstance(value, str) or (isinstance(value, dict) and "content" in value)
+                if key in ROLES or key in named or (key.endswith("_token") and is_token):
+                    tokens[key] = value
+        order = [*(role for role in ROLES if role in tokens), *(role for role in tokens if role not in ROLES)]
+        return {role: tokens[role] for role in order if tokens[role] is not None}
+
+    @property
+    def files_with_roles(self) -> list[Json]:
+        """The files that name the tokens with a role, the last one wins."""
+        if "added_tokens_decoder" in self.tokenizer_config:
+            return [self.tokenizer_config]
+        return [self.tokenizer_config, self.special_tokens_map]
+
+    @property
+    def extra(self) -> list[Any] | None:
+        """The special tokens without a role; None where no file has a list of them, not even an empty one."""
+        older = "additional_special_tokens"
+        newer = "extra_special_tokens"
+        tokens = self.tokenizer_config.get(newer)
+        if older in self.tokenizer_config and (not tokens or isinstance(tokens, dict)):
+            tokens = self.tokenizer_config[older] or []
+        if isinstance(tokens, dict):
+            tokens = None  # tokens with names of their own, see `roles`
+        if "added_tokens_decoder" not in self.tokenizer_config:
+            later = self.special_tokens_map.get(newer)
+            if isinstance(later, list):
+                tokens = [*(tokens or ()), *later]
+            elif tokens is None:
+                tokens = self.special_tokens_map.get(older)
+        return None if tokens is None else list(tokens)
+
+    @property
+    def has_extra_before_class(self) -> bool:
+        """Whether `extra` is known before a class is asked, which then adds none; it may be empty.
+
+        The older list of special_tokens_map.json is not: it goes through the class.
+        """
+        is_read = "added_tokens_decoder" not in self.tokenizer_config
+        is_in_map = is_read and isinstance(self.special_tokens_map.get("extra_special_tokens"), list)
+        return is_in_map or bool({"additional_special_tokens", "extra_special_tokens"} & self.tokenizer_config.keys())
+
+
+def read_json(folder: epath.Path, name: str) -> Json | None:
+    """Returns a JSON object of a folder, None if there is no such file; InputError if it holds anything else."""
+    file = folder / name
+    if not file.exists():
+        return None
+    try:
+        content = json.loads(read_text(file))
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
+    except InputError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{file} cannot be used ({reason_of(error)}); copy the folder again.") from error
+    return content
+
+
+def name_of(token: Any) -> str:
+    """Returns the text of a token, which a file holds as a text or as what AddedToken takes."""
+    return str(token["content"] if isinstance(token, dict) else token)
