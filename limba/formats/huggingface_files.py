@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -296,9 +297,27 @@ def write_flax(
     dtype: str = "float32",
     head_scale: float = 1.0,
 ) -> None:
-    """Writes flax_model.msgpack, which is made in memory."""
+    """Writes flax_model.msgpack, as flax's `msgpack_serialize` does, with one array in memory at a time."""
+    tree = unflatten(_written(arrays, config, dtype, head_scale, flax=True))
+    with (directory / FLAX_FILE).open("wb") as file:
+        _write_flax_tree(file, tree)
+
+
+def _write_flax_tree(file: IO[bytes], tree: Mapping[str, Any]) -> None:
+    """Writes nested dictionaries of `Stored` arrays: the head of each map by msgpack's specification, the rest by flax.
+
+    https://github.com/msgpack/msgpack/blob/master/spec.md#map-format-family
+    """
     from flax import serialization
 
-    stored = _written(arrays, config, dtype, head_scale, flax=True).items()
-    tree = unflatten({name: array.read().astype(array.dtype, copy=False) for name, array in stored})
-    (directory / FLAX_FILE).write_bytes(serialization.msgpack_serialize(tree, in_place=True))
+    if len(tree) < 16:
+        head = struct.pack(">B", 0x80 | len(tree))
+    else:
+        head = b"\xde" + struct.pack(">H", len(tree))
+    file.write(head)
+    for name, value in tree.items():
+        file.write(serialization.msgpack_serialize(name))
+        if isinstance(value, Stored):
+            file.write(serialization.msgpack_serialize(value.read().astype(value.dtype, copy=False)))
+        else:
+            _write_flax_tree(file, value)

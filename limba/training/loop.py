@@ -63,7 +63,7 @@ class Events:
     | event    | at each period                | at the end of the run         | where it is asked to stop     |
     | -------- | ----------------------------- | ----------------------------- | ----------------------------- |
     | save     | CheckpointConfig.every_steps  | unless the step is saved      | unless the step is saved      |
-    | evaluate | EvaluationConfig.every_steps  | if it is saved then           | no                            |
+    | evaluate | EvaluationConfig.every_steps  | unless the step is evaluated  | no                            |
     | log      | RunConfig.log_every_steps, the first step, and with the others                                |
     """
 
@@ -72,6 +72,7 @@ class Events:
         self._plan = plan
         self._start = start
         self.saved = start  # the step that was saved or restored last
+        self.evaluated = start  # the step that was evaluated or restored last
 
     def after(self, step: int, has_ended: bool, stops: bool) -> Due:
         """Returns what is due; `has_ended` is true if there are no more rows, `stops` if the run is to stop."""
@@ -81,7 +82,7 @@ class Events:
         if stops:
             evaluate = False  # there may be seconds left
         elif ends:
-            evaluate = save  # a step that was saved before was evaluated too
+            evaluate = step != self.evaluated
         else:
             evaluate = is_due(step, self._plan.evaluation)
         is_first = step == self._start + 1
@@ -91,6 +92,7 @@ class Events:
     def rewound(self, step: int, due: Due, saved_steps: Sequence[int]) -> Due:
         """Returns what is due after the guard has returned to a step: a run that is asked to stop does so there."""
         self.saved = step
+        self.evaluated = step
         if not due.stops:
             return Due()
         reason = self._reason(step, has_ended=False, stops=True)
@@ -164,7 +166,10 @@ class Loop:
                     state = self._rewind(spike)
                     step = int(state.step)
                     due = events.rewound(step, due, self.checkpoints.steps())
-                reason_to_end = self._evaluate(step, state) if due.evaluate else ""
+                reason_to_end = ""
+                if due.evaluate:
+                    reason_to_end = self._evaluate(step, state)
+                    events.evaluated = step
                 if reason_to_end:
                     due = due._replace(save=True, ends=True, reason=due.reason or reason_to_end)
                 if due.save:

@@ -196,6 +196,7 @@ def test_bfloat16_and_files_in_parts(tmp_path):
     files.write_flax(tmp_path / "out", arrays, config)
     file = tmp_path / "out" / "flax_model.msgpack"
     read = serialization.msgpack_restore(file.read_bytes())
+    assert file.read_bytes() == serialization.msgpack_serialize(read, in_place=True)  # to the byte
     np.testing.assert_array_equal(read["shared"]["embedding"], arrays["token_embedder/embedding"])
     np.testing.assert_array_equal(read["lm_head"]["kernel"], arrays["decoder/logits_dense/kernel"])
     equal(open_folder(tmp_path / "out", config, flax=True), arrays)

@@ -39,13 +39,13 @@ def test_each_event_is_due_at_its_period_and_a_line_with_each() -> None:
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("step", "has_ended", "stops", "saved", "expected"),
+    ("step", "has_ended", "stops", "done", "expected"),  # `done`: the step that was saved and evaluated last
     [
         (29, False, False, 20, Due()),
         (30, False, False, 20, Due(log=True, evaluate=True, save=True, ends=True)),  # the last step
         (30, False, False, 30, Due(ends=True)),
         (7, True, False, 0, Due(log=True, evaluate=True, save=True, ends=True, reason=CORPUS.format(7))),
-        (7, True, False, 7, Due(ends=True, reason=CORPUS.format(7))),  # is saved: it has been evaluated too
+        (7, True, False, 7, Due(ends=True, reason=CORPUS.format(7))),
         (10, True, False, 10, Due(ends=True, reason=CORPUS.format(10))),
         (
             7,
@@ -59,18 +59,29 @@ def test_each_event_is_due_at_its_period_and_a_line_with_each() -> None:
         (30, False, True, 0, Due(log=True, save=True, stops=True, ends=True, reason=STOPPED.format(30))),
     ],
 )
-def test_the_end_of_a_run_has_its_own_events(
-    step: int, has_ended: bool, stops: bool, saved: int, expected: Due
-) -> None:
+def test_the_end_of_a_run_has_its_own_events(step: int, has_ended: bool, stops: bool, done: int, expected: Due) -> None:
     made = events()
-    made.saved = saved
+    made.saved = done
+    made.evaluated = done
     assert made.after(step, has_ended, stops) == expected
+
+
+def test_the_last_step_is_evaluated_also_where_it_was_saved_before() -> None:
+    """The end of a corpus is known after its last batch, which may be a step of one period and not of the other."""
+    made = events()
+    made.saved = 10
+    made.evaluated = 5
+    expected = Due(log=True, evaluate=True, ends=True, reason=CORPUS.format(10))
+    assert made.after(10, has_ended=True, stops=False) == expected
+    restored = events(start=10)
+    assert restored.after(10, has_ended=True, stops=False) == Due(ends=True, reason=CORPUS.format(10))
 
 
 def test_after_a_rewind_the_run_goes_on_unless_it_is_to_stop() -> None:
     made = events()
     last = made.after(30, has_ended=False, stops=False)
-    assert made.rewound(20, last, [10, 20]) == Due() and made.saved == 20
+    assert made.rewound(20, last, [10, 20]) == Due()
+    assert made.saved == made.evaluated == 20
     stopped = made.after(25, has_ended=False, stops=True)
     assert made.rewound(10, stopped, [10]) == Due(stops=True, ends=True, reason=STOPPED.format(10))
     assert made.rewound(0, stopped, []) == Due(save=True, stops=True, ends=True, reason=STOPPED.format(0))
