@@ -41,6 +41,10 @@ COMMAND = re.compile(r"(?<!from )(?<![\w/.-])limba ([a-z0-9_]+)")
 MODULE = re.compile(r"python -m ((?:launch|convert|benchmarks)\.\w+)")
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z_-]+)")
 GIN_NAME = re.compile(r"--gin\.([A-Z][A-Z_]+|config\.\w+\.\w+)=")
+ASSIGNED = re.compile(r"(?<![\w.$-])([A-Z][A-Z0-9_]*)(?: = |=(?!=))")  # a macro of a gin file, a variable of a script
+SCRIPT = re.compile(r"(?:launch|convert)/\w+\.sh")
+TAKES_ANY_FLAG = ("launch/slurm.sh",)  # it gives sbatch what it does not know itself
+CLASS = re.compile(r"(?<![\w.])config\.([A-Z]\w+)")
 MACROS = {
     name
     for file in (ROOT / "gin").rglob("*.gin")
@@ -171,6 +175,11 @@ def unknown_commands(page: Path) -> Iterator[str]:
         for module in MODULE.findall(line):
             if not (ROOT / f"{module.replace('.', '/')}.py").exists():
                 yield f"has python -m {module}"
+        script = SCRIPT.search(line)
+        if script and not commands and script[0] not in TAKES_ANY_FLAG:
+            for flag in FLAG.findall(line[script.end() :].split(" -- ")[0]):
+                if flag != "gin" and flag not in flags_of_programs():
+                    yield f"has --{flag} in {line}"
         for flag in FLAG.findall(line) if commands else ():
             if flag not in ("gin", "help", *KNOWN, *generate.FLAGS) and f"--{flag}" not in spelt_by_commands():
                 yield f"has --{flag} in {line}"
@@ -188,6 +197,16 @@ def spelt_by_programs() -> str:
     return "".join(path.read_text() for path in [*files, ROOT / "Dockerfile", ROOT / "launch" / "apptainer.def"])
 
 
+@functools.cache
+def words_of_programs() -> set[str]:
+    return set(re.findall(r"\w+", spelt_by_programs()))
+
+
+@functools.cache
+def flags_of_programs() -> set[str]:
+    return set(FLAG.findall(spelt_by_programs()))
+
+
 def has_field(owner: str, field: str) -> bool:
     """Whether a class of limba/config has a field; True for any other class."""
     cls = getattr(config, owner, None)
@@ -203,6 +222,13 @@ def unknown_gin_names(page: Path) -> Iterator[str]:
             is_known = name in MACROS | T5X_MACROS | {"NAME"}
         if not is_known:
             yield f"has {name}"
+    for line in code(page):
+        for name in ASSIGNED.findall(line):
+            is_known = name in MACROS | T5X_MACROS or name in words_of_programs()
+            if not is_known and not name.startswith(OF_OTHERS):
+                yield f"sets {name}"
+        classes = [name for name in CLASS.findall(line) if name != "CLASS"]
+        yield from (f"has config.{name}" for name in classes if not hasattr(config, name))
 
 
 def test_gin_names_exist() -> None:
@@ -215,7 +241,7 @@ def unknown_words(page: Path) -> Iterator[str]:
     for span in INLINE.findall(text):
         if match := re.match(r"([A-Z][A-Z0-9]*_[A-Z0-9_]+)( ?=|$)", span):
             name = match[1]
-            is_known = name in MACROS | T5X_MACROS or re.search(rf"\b{name}\b", spelt_by_programs())
+            is_known = name in MACROS | T5X_MACROS or name in words_of_programs()
             if not is_known and not name.startswith(OF_OTHERS):
                 yield f"names {name}"
         for owner, field in re.findall(r"(?<![\w.])(?:config\.)?(\w+Config)\.([a-z]\w+)", span):
@@ -225,7 +251,7 @@ def unknown_words(page: Path) -> Iterator[str]:
             flag = match[1]
             forms = {flag, flag.removeprefix("no-")}  # --no-scan may stand for --scan
             is_known = flag in (*KNOWN, *generate.FLAGS, *FLAGS_OF_OTHERS) or flag.startswith("xla_")
-            is_known = is_known or not forms.isdisjoint(FLAG.findall(spelt_by_programs()))
+            is_known = is_known or not forms.isdisjoint(flags_of_programs())
             if not is_known:
                 yield f"names --{flag}"
 
@@ -238,7 +264,10 @@ def test_names_in_prose_exist() -> None:
     ("planted", "find"),
     [
         ("`limba sing`", unknown_commands), ("`limba train --sing`", unknown_commands),
+        ("`bash launch/pod.sh create x --sing=1`", unknown_commands),
         ("`--gin.SING_LOUD=1`", unknown_gin_names), ("`--gin.config.ModelConfig.sing=1`", unknown_gin_names),
+        ("`SINGING = 1`", unknown_gin_names), ("`SINGING=1 bash launch/pretrain.sh`", unknown_gin_names),
+        ("`config.SingConfig.loud = 1`", unknown_gin_names), ("\n```gin\nSINGING = 1\n```\n", unknown_gin_names),
         ("`SING_LOUD = 1`", unknown_words), ("`ModelConfig.sing`", unknown_words), ("`--sing=1`", unknown_words),
         ("`gin/singing.gin`", missing_files), ("[song](singing.md)", broken_links),
     ],

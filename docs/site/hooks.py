@@ -28,6 +28,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def on_post_page(output: str, **_: object) -> str:
+    """Returns a page whose search has a name, which the theme leaves out and screen readers need."""
+    nameless = 'data-md-component="search" role="dialog"'
+    return output.replace(nameless, f'{nameless} aria-label="Search"')
+
+
 def on_post_build(config: MkDocsConfig) -> None:
     """Writes the language of each translated page, such as start.ja.html, into it: mkdocs knows only one."""
     reference.name_languages(Path(config["site_dir"]))

@@ -92,7 +92,8 @@ def config_page() -> str:
         "Every field can be set in a gin file as",
         "`config.CLASS.field = VALUE`,",
     ]
-    lines += ["on the command line as `--gin.config.CLASS.field=VALUE`, and by the gin name where one is given."]
+    lines += ["on the command line as `--gin.config.CLASS.field=VALUE`,"]
+    lines += ["and by the name in capitals below it, where it has one."]
     lines += ["`Positive` numbers are above 0, `NonNegative` ones 0 or more. A `Share` is from 0 to below 1, a"]
     lines += ["`ClosedShare` from 0 to 1, an `OpenShare` above 0 and below 1; a `choice` is one of the names in it."]
     for path in sorted((ROOT / CONFIG).glob("*.py")):
@@ -109,17 +110,15 @@ def config_page() -> str:
                 fields = [part for part in fields if ast.unparse(part.target) != "name"]
                 lines += [f"{'Beside these it has' if fields else 'It has'} the fields of {' and '.join(of_rule)}.", ""]
             if fields:
-                lines += ["| field | type | default | meaning | gin name |", "| --- | --- | --- | --- | --- |"]
+                lines += ["| field, gin name | type, default | meaning |", "| --- | --- | --- |"]
             before = node.lineno
             for part in fields:
                 name = ast.unparse(part.target)
                 default = "required" if part.value is None else _code(ast.unparse(part.value))
                 owner = "OptimizerConfig" if of_rule else node.name
-                gin = ", ".join(_code(each) for each in names.get(f"{owner}.{name}", ()))
+                called = "<br>".join([_code(name), *map(_code, names.get(f"{owner}.{name}", ()))])
                 meaning = _cell(_meaning(part, comments, before))
-                lines.append(
-                    f"| {_code(name)} | {_code(ast.unparse(part.annotation))} | {default} | {meaning} | {gin} |"
-                )
+                lines.append(f"| {called} | {_code(ast.unparse(part.annotation))}<br>{default} | {meaning} |")
                 before = part.end_lineno or part.lineno
     return "\n".join(lines) + "\n"
 
@@ -140,7 +139,7 @@ def commands_page() -> str:
             "",
             f"{about[0].upper()}{about[1:]}.",
             "",
-            "```text",
+            "``` {.text .printed}",
             ended.stdout.rstrip(),
             "```",
         ]
@@ -157,12 +156,32 @@ def api_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def apart(text: str) -> str:
+    """Returns a page with an empty line behind each block of code, without which Markdown begins no paragraph.
+
+    >>> apart("```\\nlimba\\n```\\nThat was it.\\n").splitlines()
+    ['```', 'limba', '```', '', 'That was it.']
+    """
+    lines = []
+    is_inside = False
+    has_ended = False
+    for line in text.splitlines():
+        if has_ended and line.strip():
+            lines.append("")
+        is_fence = line.lstrip().startswith("```")
+        has_ended = is_fence and is_inside
+        if is_fence:
+            is_inside = not is_inside
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 def write(folder: Path) -> None:
     """Writes all pages and pictures into a folder; links between docs/ and the rest lead to their pages there."""
     for path in (ROOT / "docs").rglob("*.md"):
         place = path.relative_to(ROOT / "docs").as_posix()
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        text = linked(path.read_text(encoding="utf-8"), place)
+        text = apart(linked(path.read_text(encoding="utf-8"), place))
         (folder / place).write_text(without_breaks(text) if ".ja." in place else text, encoding="utf-8")
     for path in (ROOT / "docs").rglob("*"):
         if path.suffix in PICTURES:
@@ -170,7 +189,7 @@ def write(folder: Path) -> None:
     for name in (WORKER, STYLE):
         shutil.copy(ROOT / "docs" / "site" / name, folder / name)
     for place, outside in BESIDE.items():
-        text = linked((ROOT / outside).read_text(encoding="utf-8"), place)
+        text = apart(linked((ROOT / outside).read_text(encoding="utf-8"), place))
         (folder / place).write_text(text, encoding="utf-8")
     (folder / "reference").mkdir(exist_ok=True)
     for name, text in {"config": config_page(), "commands": commands_page(), "api": api_page()}.items():

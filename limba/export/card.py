@@ -15,6 +15,7 @@ from limba.formats.huggingface_files import Form
 from limba.formats.huggingface_tokenizer import extra_ids_in
 from limba.formats.names import Json
 from limba.inference.source import Source
+from limba.storage import hub
 from limba.training.metrics.logging import read_metrics
 
 PIPELINES = {"causal": "text-generation", "bidirectional": "fill-mask"}
@@ -207,10 +208,12 @@ def _training(source: Source, step: int, hardware: str | None, records: Iterable
         return entries
     data = run.data
     lengths = data.task_feature_lengths
+    begins_from = run.initial_checkpoint_path
     tasks = []
     for begins, name in data.stages_before(step):
         tasks.append(f"from step {begins:,} on `{name}`" if begins else f"`{name}`")
     entries |= {
+        "begun from": None if begins_from is None else f"`{public_name(begins_from)}`",
         "task": ", ".join(tasks),
         "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
         "objective": data.objective,
@@ -227,6 +230,16 @@ def _training(source: Source, step: int, hardware: str | None, records: Iterable
         if last.get("bits_per_byte"):  # the pieces of some vocabularies do not say their bytes
             entries["bits per byte"] = f"{last['bits_per_byte']:.3f} on validation text"
     return entries
+
+
+def public_name(path: str) -> str:
+    """Returns a hub id or an address as it is, and of a local path its last part: the rest is nobody's business.
+
+    >>> public_name("google/umt5-base"), public_name("/home/me/models/mine"), public_name("gs://bucket/run")
+    ('google/umt5-base', 'mine', 'gs://bucket/run')
+    """
+    is_local = path.startswith(hub.PATH_BEGINS) or Path(path).exists()
+    return Path(path).name if is_local else path
 
 
 def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:

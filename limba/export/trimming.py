@@ -35,6 +35,7 @@ from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.trimmed_files import MODELS, Json, Kept, with_new_ids, write_tokenizer_files
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import trimming_run
+from limba.export.card import public_name
 from limba.export.huggingface import write_start
 from limba.export.trimming_report import Trimmed, coverage_of
 from limba.formats import huggingface
@@ -619,7 +620,7 @@ def _write_card(folder: Path, out: Path, name: str, result: Trimmed) -> None:
         share = f" On held-out text {result.coverage.kept_share:.3%} of the tokens are kept pieces."
     section = (
         "## Trimmed vocabulary\n\n"
-        f"Made from `{_public_name(name)}` by Limba: {result.rows:,} of {result.rows_before:,} rows of the vocabulary"
+        f"Made from `{public_name(name)}` by Limba: {result.rows:,} of {result.rows_before:,} rows of the vocabulary"
         f" and {result.parameters:,} of {result.parameters_before:,} parameters remain.{share} Text whose pieces are"
         f" all kept has the same pieces and hidden states as before. `{RECORD}` has the old id of each row.\n"
     )
@@ -628,13 +629,8 @@ def _write_card(folder: Path, out: Path, name: str, result: Trimmed) -> None:
 
 def _write_record(out: Path, plan: Plan) -> None:
     record: Json = {
-        "from": _public_name(plan.source.path),
+        "from": public_name(plan.source.path),
         "rows_before": plan.num_rows,
         "old_ids": plan.rows.tolist(),
     }
     (out / RECORD).write_text(json.dumps(record) + "\n")
-
-
-def _public_name(path: str) -> str:
-    """Returns a hub id or an address as it is, and of a local path its last part: the rest is nobody's business."""
-    return Path(path).name if os.path.exists(path) else path

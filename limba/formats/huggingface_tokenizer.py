@@ -103,9 +103,10 @@ def _of_bytes(extra_ids: int, starts: bool) -> _Source:
     from limba.data.vocabulary.load import load_vocabulary
     from limba.data.vocabulary.sentinels import BYTE_SENTINELS
     from limba.data.vocabulary.tokenizer_json import of_bytes
+    from limba.data.vocabulary.vocabularies import SPECIALS
 
     num_sentinels = extra_ids or (0 if starts else BYTE_SENTINELS)
-    special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
+    special = {name: number for number, name in enumerate(SPECIALS)}
     special |= {f"<extra_id_{i}>": LAST_BYTE + extra_ids - i for i in range(num_sentinels)}
     tokenizer = of_bytes(special) if starts else None  # ByT5Tokenizer ends texts and cannot begin them
     return _Source(load_vocabulary("byte", extra_ids), 0, 1, 2, special, tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -52,6 +53,11 @@ def is_id(text: str) -> bool:
     return match is not None and (match["owner"] is not None or servers.is_known(match["name"], "model"))
 
 
+@functools.cache  # a run opens its model several times, and says it once
+def _say_copy(name: str, reason: str, folder: str) -> None:
+    logger.warning("The hub cannot be reached for %s (%s): using the copy %s.", name, reason, folder)
+
+
 def download(text: str, wanted: Callable[[Sequence[str]], Sequence[str]]) -> Path:
     """Returns the local folder of a model of the hub with the files that `wanted` chooses of the names there.
 
@@ -77,12 +83,26 @@ def download(text: str, wanted: Callable[[Sequence[str]], Sequence[str]]) -> Pat
         info = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
         names = [entry.rfilename for entry in info.siblings or ()]
         chosen = list(wanted(names))
+        if (copy := whole_copy(info.sha, set(names) & set(chosen))) is not None:
+            return copy
         return huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=chosen, token=token)
 
     def kept() -> str:
         """Returns the folder of a download before this one; one file is enough to find it."""
         options = {"allow_patterns": BESIDE[0], "local_files_only": True}
         return huggingface_hub.snapshot_download(name, revision=revision, **options)
+
+    def whole_copy(commit: str | None, files: set[str]) -> str | None:
+        """Returns the folder of a download before this one if it is of this commit and has all of the files.
+
+        A run opens its model several times; it asks for its files once.
+        """
+        try:
+            folder = Path(kept())
+        except errors.LocalEntryNotFoundError:
+            return None
+        is_whole = folder.name == commit and all((folder / file).exists() for file in files)
+        return str(folder) if is_whole else None
 
     try:
         try:
@@ -91,7 +111,7 @@ def download(text: str, wanted: Callable[[Sequence[str]], Sequence[str]]) -> Pat
             raise  # an answer, which an older copy does not replace
         except (HTTPError, OSError) as error:
             folder = kept()
-            logger.warning("The hub cannot be reached for %s (%s): using the copy %s.", name, reason_of(error), folder)
+            _say_copy(name, reason_of(error), folder)
     except (errors.HFValidationError, HTTPError, OSError) as error:
         cause = error.__context__ if isinstance(error, errors.LocalEntryNotFoundError) else None
         reason, advice = servers.refusal(cause or error, "model", text, revision)

@@ -61,6 +61,22 @@ def test_what_the_hub_cannot_read_is_refused(
     assert f"--{field} " in capsys.readouterr().err
 
 
+def test_the_card_names_the_model_that_a_run_began_from(tmp_path: Path) -> None:
+    """A local path, also of a folder that is gone, is nobody's business."""
+    (tmp_path / "base").mkdir()
+    for path, name in (
+        (None, None),
+        ("google/umt5-base@v1", "`google/umt5-base@v1`"),
+        ("gs://bucket/run", "`gs://bucket/run`"),
+        (str(tmp_path / "base"), "`base`"),
+        ("/home/me/gone", "`gone`"),
+    ):
+        data = DataConfig("wiki", {"inputs": 64}, 8)
+        run = RunConfig(tiny.MODEL, data, str(tmp_path), train_steps=100, initial_checkpoint_path=path)
+        of_run = dataclasses.replace(source(OWN), run=run, directory=epath.Path(tmp_path))
+        assert _training(of_run, 1, None)["begun from"] == name
+
+
 def test_the_card_names_the_stages_that_have_been_read(tmp_path: Path) -> None:
     data = DataConfig("wiki", {"inputs": 64}, 8, stages=((20, "clean"), (60, "books")))
     run = RunConfig(tiny.MODEL, data, str(tmp_path), train_steps=100)

@@ -42,6 +42,12 @@ ROW = '{"text": "one", "label": "yes"}\n'
         ),
         (NAMES, '[{"tokens": ["a"], "ner_tags": [3]}]', "train.json entry 1 has the tag 3, and the task task 0 names"),
         (TAGS, "# text = a\n1\ta\n", "train.conllu line 2 has 2 columns and no column 3; name a file of another"),
+        (TAGS, "1\ta\t_\tX\n2\tb\t_\t\n", "train.conllu line 1: the tag of the word 'b' is empty; write it there."),
+        (
+            NAMES,
+            '[{"tokens": ["a"], "ner_tags": ["B-"]}]',
+            "train.json entry 1: 'B-' is not an IOB2 tag (O, B-PERSON, I-PERSON); name another column.",
+        ),
         (
             NAMED_COLUMN,
             "# global.columns = ID FORM\n1\ta\n",
@@ -191,3 +197,9 @@ def test_one_label_alone_is_nothing_to_learn(tmp_path: Path) -> None:
         (tmp_path / name).write_text("".join(f"1\t{name}{n}\t_\tNOUN\n\n" for n in range(20)))
     with pytest.raises(InputError, match="train.conllu of the task task has no label but NOUN; name another file"):
         TAGS.read(str(tmp_path))
+
+
+def test_what_is_no_file_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").mkdir()
+    with pytest.raises(InputError, match=r"train.jsonl is no regular file; name the folder"):
+        TEXTS.read(str(tmp_path))

@@ -64,10 +64,17 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(workdir, voca
     assert held == {"mean": cells["text", "model"]["mean"], "interval": None}
     markdown, tex = ((workdir / "out" / f"results.{suffix}").read_text() for suffix in ("md", "tex"))
     assert markdown.startswith(
-        "| task | figure | model | mean | 95% over examples | 95% over seeds | seeds | protocol |"
+        "| task | figure | model | mean | 95% over examples | 95% over seeds | seeds | protocol | notes |"
     )
     assert "\n|  |  | model, random weights | " in markdown and "\n|  |  | chance | 50.00 |" in markdown
-    assert tex.startswith("\\begin{tabular}{lllrrrrl}\n\\toprule") and " \\\\\n\\bottomrule" in tex
+    assert tex.startswith("\\begin{tabular}{lllrrrrll}\n\\toprule") and " \\\\\n\\bottomrule" in tex
+    notes = json.loads(table)["notes"]
+    assert tex.partition("\\end{tabular}\n")[2].splitlines() == [f"% {n}. {note}" for n, note in enumerate(notes, 1)]
+    (number,) = cells["text", "model"]["notes"]
+    assert notes[number - 1].startswith("agreement, text, model: log likelihood of the words that stand in gaps")
+    assert any(note.startswith("text: fewer bits are better") for note in notes)
+    low, high = cells["text", "model"]["over_examples"]
+    assert low < cells["text", "model"]["mean"] < high and cells["text", "model"]["seeds"] is None
 
     picture = ElementTree.fromstring((workdir / "out" / "results.svg").read_text())
     bars = [element for element in picture.iter() if element.tag.endswith("rect")]
@@ -89,8 +96,13 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(workdir, voca
     assert main.main(command) == 0
     assert "2 outcomes computed" in capsys.readouterr().out
     kept = next((workdir / "out" / "outcomes").glob("text-*"))
-    kept.write_text("{")
-    assert main.main(command) == 2 and f"{kept.name} cannot be read (" in capsys.readouterr().err
+    whole = json.loads(kept.read_text())
+    edited = {**whole, "outcome": {**whole["outcome"], "predictions": whole["outcome"]["predictions"][1:]}}
+    for damaged in ("{", json.dumps(edited), "[]", "[" * 200_000):
+        kept.write_text(damaged)
+        assert main.main(command) == 2
+        error = capsys.readouterr().err
+        assert f"{kept.name} cannot be read (" in error and "remove it, and it is computed again" in error
 
 
 def test_checkpoints_of_a_run_are_columns_by_their_paths(workdir, vocabulary, capsys) -> None:
@@ -146,7 +158,7 @@ def test_a_task_without_its_files_is_left_out_with_their_address(workdir, vocabu
     assert main.main(["results", "model", "--suite=./suite.gin", "--output=out"]) == 0, capsys.readouterr().err
     printed = capsys.readouterr()
     says = "tags is left out: a.conllu is not in .; it is published at https://one.example/x"
-    assert f"limba results: {says}\n" in printed.err and f"* {says}\n" in printed.out
+    assert f"limba results: {says}\n" in printed.err and f"2. {says}\n" in printed.out
     assert "text is left out: held.txt is not in .\n" in printed.err
     assert says in (workdir / "out" / "results.json").read_text()
 

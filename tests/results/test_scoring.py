@@ -1,11 +1,14 @@
 """Models that score texts: the same figures by Limba and by transformers, and figures of foreign models by hand."""
 
 import json
+import logging
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
@@ -320,10 +323,18 @@ def test_what_cannot_be_scored_is_one_sentence(damage, says, tmp_path) -> None:
     assert says in str(caught.value) and "\n" not in str(caught.value), caught.value
 
 
-def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path) -> None:
-    scorer = scoring.open_scorers(str(saved("xlm-r", tmp_path / "model")))[0]
-    with pytest.raises(InputError, match=r"model reads at most 128 tokens, and a text has \d+; give shorter texts"):
-        scorer.log_likelihoods(["a" * 2, "It is there " * 60])
+def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path, caplog, monkeypatch) -> None:
+    scorer: Any = scoring.open_scorers(str(saved("xlm-r", tmp_path / "model")))[0]
+    scorer.tokenizer.model_max_length = 128
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(InputError, match=r"model reads at most 128 tokens, and a text has \d+; give shorter texts"):
+            scorer.log_likelihoods(["a" * 2, "It is there " * 60])
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records, "our sentence is the only one"
 
 
 @pytest.fixture(scope="module")
@@ -343,8 +354,19 @@ def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatc
     (tmp_path / "held.txt").write_text("It has a line, and another one.\nWho sees him?\n")
     (tmp_path / "pairs.tsv").write_text("good\tbad\nWho sees him?\tWho see him?\nIt is there.\tIt are there.\n")
     (tmp_path / "suite.gin").write_text("text/BitsPerByte.texts = 'held.txt'\na/MinimalPairs.file = 'pairs.tsv'\n")
-    assert main.main(["results", str(hybrid), "--suite=./suite.gin", "--output=out"]) == 0, capsys.readouterr().err
+    shutil.copytree(hybrid, tmp_path / "run")
+    (tmp_path / "run" / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert main.main(["results", "run", "--suite=./suite.gin", "--output=out", "--card"]) == 0, capsys.readouterr().err
+    card = huggingface_hub.ModelCard((tmp_path / "run" / "README.md").read_text()).data.eval_results
+    names = {"pseudo bits per byte (run, masked)", "bits per byte (run, causal)"}
+    assert {each.metric_name for each in card} == names | {f"accuracy (run, {way})" for way in ("masked", "causal")}
     written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (
+        "text: 2 test examples or documents are too few to trust their intervals, so no best is marked"
+        in (written["notes"])
+    )
+    assert not any(cell["is_best"] for cell in written["cells"])
+    assert [cell["task"] for cell in written["cells"]] == [*["text"] * 4, *["a"] * 5], "a task's figures are together"
     cells = {
         (cell["figure"], cell["model"]): cell["mean"] for cell in written["cells"] if "random" not in cell["model"]
     }

@@ -96,6 +96,11 @@ def test_a_berts_folder_learns_tags(data, monkeypatch, capsys) -> None:
     assert main.main(quick) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert "2 outcomes computed" in printed, "one seed, also of random weights"
+    (cell,) = [cell for (_, model), cell in cells_of(data / "quick").items() if model == "bert"]
+    notes = json.loads((data / "quick" / "results.json").read_text())["notes"]
+    about = [notes[number - 1] for number in cell["notes"]]
+    assert cell["seeds"] == 1 and about[0].startswith("tags, bert: rate 0.001, 5 epochs"), "its row names its sentences"
+    assert about == [note for note in notes if note.startswith("tags, bert: ")]
     assert "tags, bert: rate 0.001, 5 epochs (not searched; accuracy on the development part" in printed
     assert all(cell["protocol"].startswith("quick ") for cell in cells_of(data / "quick").values())
 
@@ -262,6 +267,50 @@ def test_weights_that_a_class_needs_and_does_not_find_are_one_sentence(data, cap
     assert opened.network(True, ("O", "B-X"), 0, False) is not None, "tags need the encoder alone"
     with pytest.raises(InputError, match="weights that it does not have, such as transformer.decoder"):
         opened.network(False, ("no", "yes"), 0, False)
+
+
+def edited(name: str, **change: object):
+    """A function that changes fields of a JSON file in a folder."""
+
+    def edit(folder: Path) -> None:
+        about = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(about | change))
+
+    return edit
+
+
+def without(*names: str):
+    """A function that removes files from a folder."""
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (
+            without("tokenizer.json", "tokenizer_config.json"),
+            "The tokenizer of damaged knows no word of the training part of tags: all that it gives is [CLS] [SEP]",
+        ),
+        (without("tokenizer.json"), "damaged cannot be read (Couldn't instantiate the backend tokenizer"),
+        (without("model.safetensors"), "damaged has a config.json and no weights"),
+        (cut, "damaged cannot be read ("),
+        (edited("config.json", hidden_size=64), "weights that it does not have, such as bert.embeddings"),
+        (edited("config.json", hidden_size=-4), "damaged cannot be read (Trying to create tensor with negative"),
+        (edited("tokenizer_config.json", model_max_length="many"), "damaged cannot be read (invalid literal for int"),
+    ],
+)
+def test_a_damaged_model_is_one_sentence_before_another_one_is_trained(damage, says, data, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(transformers.Trainer, "train", lambda *_: pytest.fail("a model is trained"))
+    folders.bert(data / "bert")
+    damage(folders.bert(data / "damaged"))
+    assert main.main(["results", "bert", "damaged", "--suite=./suite.gin", "--tasks=tags"]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1, error
 
 
 @pytest.mark.night

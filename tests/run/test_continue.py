@@ -23,6 +23,7 @@ from limba.data.task_modules import import_tasks
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.coverage import coverage
 from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.sentinels import sentinel_table
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.tools.preflight import preflight
 from tests import published
@@ -193,6 +194,67 @@ def test_a_gin_line_overrides_what_the_model_says(shelf: Path, tmp_path: Path) -
     assert config.model.vocab_size == published.ROWS and config.model.mlp_activations == ("gelu", "linear")
     deeper = config_of(shelf, "t5", tmp_path / "run", ROWS, "config.ModelConfig.relpos_max_distance=64")
     assert dataclasses.replace(deeper.model, relpos_max_distance=128) == config.model
+
+
+@pytest.fixture(scope="module")
+def byt5(shelf: Path) -> Path:
+    """A tiny ByT5 as transformers saves one."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    config = transformers.T5Config(vocab_size=384, feed_forward_proj="gated-gelu", **sizes)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(shelf / "byt5")
+    transformers.ByT5Tokenizer().save_pretrained(shelf / "byt5")
+    return shelf / "byt5"
+
+
+def test_a_byt5_has_longer_spans_than_a_t5(byt5: Path, shelf: Path, tmp_path: Path) -> None:
+    """No more of them in a row than it has sentinels that are in no text; other objectives have no such choice."""
+    file, *values = (value.removeprefix("--gin.") for value in arguments(shelf, "byt5", tmp_path / "run"))
+    run = read_run([file], values)
+    assert run.continued is not None
+    _, layout, objective, _ = continued.lines(run.continued, run.config)
+    assert layout == "Vocabulary: byte, 259 ids; a text is read as text </s>."
+    assert objective == "Objective: span_corruption, spans of 20 tokens; 8 rows of 1,024 inputs and 189 targets."
+    vocabulary = resolve_task(run.config.data).output_features["targets"].vocabulary
+    batch = first_batch(run.config)
+    sentinels = sentinel_table(vocabulary)
+    gaps = batch["encoder_input_tokens"] >= min(sentinels)
+    assert len(sentinels) == 11 and set(gaps.sum(axis=1)) == {9}
+
+    t5 = config_of(shelf, "t5", tmp_path / "run")
+    assert t5.data.mean_noise_span_length is None and t5.data.task_feature_lengths == {"inputs": 512}
+    for name in ("ul2", "prefix_lm", "lm_adaptation"):
+        config = config_of(shelf, "byt5", tmp_path / "run", f"OBJECTIVE={name}")
+        assert config.data.objective == name and config.data.mean_noise_span_length is None
+        resolve_task(config.data)
+    shorter = config_of(shelf, "byt5", tmp_path / "run", "MEAN_NOISE_SPAN_LENGTH=16")
+    assert shorter.data.mean_noise_span_length == 16
+    with pytest.raises(ConfigError, match="mean_noise_span_length is set, and the objective of task t5_mlm has no"):
+        resolve_task(config_of(shelf, "byt5", tmp_path / "run", "OBJECTIVE=ul2", "MEAN_NOISE_SPAN_LENGTH=16").data)
+
+
+def test_a_t5x_byt5_is_known_by_the_vocabulary_that_is_given(byt5: Path, shelf: Path, tmp_path: Path) -> None:
+    limba.load(byt5).save(tmp_path / "t5x", format="t5x")
+    (checkpoint,) = (tmp_path / "t5x").glob("checkpoint_*")
+    given = [f"INITIAL_CHECKPOINT_PATH={checkpoint}", f"CORPUS={shelf}/text.jsonl", f"MODEL_DIR={tmp_path}/run"]
+    config = read_run(["gin/continue.gin"], [*given, "VOCABULARY=byte", "EXTRA_IDS=0"]).config
+    assert config.data.mean_noise_span_length == 20 and config.data.vocabulary == "byte"
+
+
+@pytest.mark.night
+def test_a_run_leaves_its_spans_to_the_objective_that_it_had(shelf: Path, tmp_path: Path) -> None:
+    """Whoever continues a run of shorter spans by another objective has not chosen these."""
+    more = (ROWS, "config.DataConfig.mean_noise_span_length=2", "config.DataConfig.noise_density=0.2", "TRAIN_STEPS=1")
+    train.run(arguments(shelf, "t5", tmp_path / "first", *more))
+    of_run = (f"CORPUS={shelf}/text.jsonl",)
+    again = config_of(tmp_path, "first", tmp_path / "run", *of_run)
+    assert (again.data.noise_density, again.data.mean_noise_span_length) == (0.2, 2)
+    other = config_of(tmp_path, "first", tmp_path / "run", *of_run, "OBJECTIVE=lm_adaptation")
+    assert (other.data.noise_density, other.data.mean_noise_span_length) == (None, None)
+    resolve_task(other.data)
 
 
 def test_its_config_gin_needs_no_model(shelf: Path, tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_stages_that_cannot_be_are_refused_before_the_compile(poisoned: Path, tm
             ("no_such_task", "DataConfig.stages names, from step 5 on, what is 'no_such_task', and no task"),
             (
                 "unlike_stage",
-                r"DataConfig.stages names unlike_stage from step 5 on, whose rows of \{.*are not like those",
+                r"DataConfig.stages names unlike_stage from step 5 on, whose rows of \{.*differ from those in",
             ),
             ("absent_stage", "absent.txt"),
         ):

@@ -8,6 +8,7 @@ of a run of Limba, its objective are set after that. Whatever follows the includ
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PATH = "INITIAL_CHECKPOINT_PATH"
-# The families of models, as in the names of gin/recipes/continue_*.gin.
+# The families of models, as in the names of gin/recipes/continue_*.gin; a T5 that reads bytes has a file of its own.
 T5 = "t5"
 ENCODER = "encoder"
 LANGUAGE_MODEL = "lm"
+OF_BYTES = "byt5"
 NAMES = {T5: "an encoder-decoder", ENCODER: "an encoder", LANGUAGE_MODEL: "a decoder-only model"}
 # Fields of the network that say how a run computes: they stay the run's own choice, whatever the model had.
 OF_RUN = ("dropout_rate", "dtype", "scan_layers", "remat", "attention")
@@ -119,6 +121,7 @@ def complete(source: Source) -> Continued | None:
     source.of_family = None
     path = _path_in(source)
     model = None if path is None else _of_run_or_path(source, path)
+    vocabulary = _value_of(source, "VOCABULARY", "config.DataConfig.vocabulary")
     # Of two bindings of a name the later one counts. So the family's file comes where its include stands, then what the
     # model says, and last what the user has set behind the include.
     behind = source.bindings[include.num_before :]
@@ -126,10 +129,15 @@ def complete(source: Source) -> Continued | None:
     if model is None:
         include.read(T5)  # any family does: the path is missing, and the error about that needs the names of a file
     else:
-        include.read(model.family)
+        if vocabulary == REQUIRED and model.model.vocabulary is not None:
+            vocabulary = model.model.vocabulary.path
+        include.read(OF_BYTES if model.family == T5 and vocabulary == "byte" else model.family)
         source.bindings += [_binding(source, model, name, value) for name, value in _set_by(model)]
         source.bindings += _rows_that_fit(source, model)
+    num_before = len(source.bindings)
     source.bindings += behind
+    if model is not None and model.family == T5:  # of the other families' objectives one is for trained models
+        source.bindings[num_before:num_before] = _of_other_objectives(source, model)
     return model
 
 
@@ -237,6 +245,26 @@ def _rows_that_fit(source: Source, continued: Continued) -> Sequence[Binding]:
     return [_binding(source, continued, "DataConfig.task_feature_lengths", {"targets": longest})]
 
 
+def _of_other_objectives(source: Source, model: Continued) -> Sequence[Binding]:
+    """Returns the statements that take back what the model or its recipe says of an objective that is not learned.
+
+    A user who chooses another objective has not chosen the spans of the first one.
+    """
+    with quiet_imports():
+        from limba.data.objectives.choice import function_of
+        from limba.data.objectives.token_blocks import unwrapped
+    objective = _value_of(source, "OBJECTIVE", "config.DataConfig.objective")
+    if not isinstance(objective, str) or objective not in OBJECTIVES:
+        return []  # the task's own, or a name that is refused later
+    choices = inspect.signature(unwrapped(function_of(objective))).parameters
+    taken_back = []
+    for name in OF_OBJECTIVE:
+        is_set = _value_of(source, f"config.DataConfig.{name}") not in (None, REQUIRED)
+        if is_set and name != "objective" and name not in choices:
+            taken_back.append(_binding(source, model, f"DataConfig.{name}", None))
+    return taken_back
+
+
 def lines(continued: Continued, config: RunConfig) -> Iterator[str]:
     """Yields what a run takes from the model that it continues from, and what else it begins with."""
     from limba.data.run_data import RunData
@@ -265,6 +293,8 @@ def lines(continued: Continued, config: RunConfig) -> Iterator[str]:
     hidden = ""
     if data.noise_density is not None:
         hidden = f", {data.noise_density:.0%} of the tokens hidden"
+    if data.mean_noise_span_length is not None:
+        hidden += f", spans of {data.mean_noise_span_length:g} tokens"
     yield f"Objective: {data.objective}{hidden}; {data.batch_size:,} rows of {rows}."
     if data.replay_files is not None:
         yield f"Replay: {data.replay_share:.0%} of the rows come from {data.replay_files}."

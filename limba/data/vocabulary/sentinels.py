@@ -13,7 +13,7 @@ from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.shifted import StreamVocabulary
 from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
-from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from limba.data.vocabulary.vocabularies import SPECIALS, ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +195,8 @@ def piece_name(vocabulary: Vocabulary, number: int) -> str:
         return vocabulary.tokenizer.IdToPiece(number)
     if isinstance(vocabulary, TokenizersVocabulary):
         return str(vocabulary.tokenizer.id_to_token(number))
+    if isinstance(vocabulary, ByteVocabulary) and number < len(SPECIALS):
+        return SPECIALS[number]
     return str(vocabulary.decode([number]))
 
 

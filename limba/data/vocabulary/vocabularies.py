@@ -17,7 +17,8 @@ import sentencepiece
 
 from limba.data.vocabulary.files import content
 
-NUM_SPECIALS = 3  # padding, end of sequence, unknown; then the bytes
+SPECIALS = ("<pad>", "</s>", "<unk>")  # a byte vocabulary's first ids, by the names in a ByT5's folder
+NUM_SPECIALS = len(SPECIALS)
 NUM_BYTES = 256
 USER_DEFINED = 4  # the type of SentencePiece's pieces that a text always has as one token
 _OPENING = threading.Lock()  # LoadFromSerializedProto is not safe in several threads

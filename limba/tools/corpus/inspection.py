@@ -219,7 +219,7 @@ class _Painter:
 
     def _letters(self, ids: np.ndarray) -> Iterator[tuple[int, str, str | None]]:
         """Yields the text between sentinels as one piece: a single byte may be a part of a letter."""
-        special = {0: "<pad>", 1: "</s>", 2: "<unk>"}
+        special = {number: self._table.name(number) for number in (0, 1, 2)}
         pending: list[int] = []
         for number, id in enumerate(ids.tolist()):
             if id not in special and id not in self._sentinels:

@@ -44,8 +44,11 @@ def languages(card: Path) -> list[str]:
     return ["no" if code is False else str(code) for code in codes]  # YAML's `no` is False, here Norwegian
 
 
-def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]) -> None:
-    """Writes the figures of a model into a card, replacing the suite's earlier ones."""
+def put(card: Path, columns: Sequence[str], table: Table, suite: Suite, notes: Sequence[str]) -> None:
+    """Writes the figures of a model into a card, replacing the suite's earlier ones.
+
+    A hybrid has several columns, one for each way of scoring; a figure then has the column beside its name.
+    """
     old_card = read(card)
     data = old_card.data
     assert isinstance(data, huggingface_hub.ModelCardData), "what ModelCard reads"
@@ -56,19 +59,20 @@ def put(card: Path, model: str, table: Table, suite: Suite, notes: Sequence[str]
             f"{suite.name}/{task}",
             f"{task} of the suite {suite.name}",
             name.replace(" ", "_"),
-            round(cells[model].mean, 2),
-            metric_name=name,
-            dataset_args={"protocol": cells[model].protocol} if cells[model].protocol else None,
+            round(cells[column].mean, 2),
+            metric_name=name if len(columns) == 1 else f"{name} ({column})",
+            dataset_args={"protocol": cells[column].protocol} if cells[column].protocol else None,
         )
         for (task, name), cells in table.cells.items()
-        if model in cells
+        for column in columns
+        if column in cells
     ]
     others = [result for result in data.eval_results or [] if not result.dataset_type.startswith(f"{suite.name}/")]
     data.eval_results = [*others, *figures]
     data.model_name = data.get("model_name") or card.parent.resolve().name
     begin = BEGIN.format(suite.name)
     end = END.format(suite.name)
-    lines = "\n".join(f"* {note}" for note in notes)
+    lines = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
     section = f"{begin}\n## Results: {suite.name}\n\n{table.markdown()}\n\n{lines}\n{end}\n"
     text = re.sub(rf"\n*{re.escape(begin)}.*?{re.escape(end)}\n?", "\n", old_card.text, flags=re.DOTALL)
     write_whole(str(card), f"---\n{data.to_yaml()}\n---\n{text.rstrip()}\n\n{section}")

@@ -1,10 +1,11 @@
-"""The table as a picture in SVG: bars of each task's figures with their intervals."""
+"""The table as a picture in SVG: bars of each task's figures with their intervals over test examples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from limba.tools.results.protocol import PROTOCOL
 from limba.tools.results.table import Cell, Table
 
 WIDTH = 760
@@ -29,6 +30,8 @@ def svg(table: Table, models: Sequence[str]) -> str:
             parts += _bar(model, cell, top, (WIDTH - LEFT - RIGHT) / most, "b" if model in models else "o")
             top += LINE
         top += 28
+    parts.append(_text(0, top, f"Thin lines: {100 * PROTOCOL.confidence:g}% intervals over test examples."))
+    top += 12
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" width="{WIDTH}" height="{top}" role="img"'
@@ -41,9 +44,8 @@ def _text(x: float, y: float, text: str, more: str = "") -> str:
 
 
 def _ends(cell: Cell) -> tuple[float, float]:
-    """Returns the interval of a figure over examples, or its mean less and more the seeds' deviation."""
-    spread = cell.deviation or 0.0
-    low, high = cell.over_examples or (cell.mean - spread, cell.mean + spread)
+    """Returns the interval of a figure over test examples; its mean alone where it has none, as chance."""
+    low, high = cell.over_examples or (cell.mean, cell.mean)
     return low, high
 
 

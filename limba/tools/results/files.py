@@ -99,7 +99,10 @@ def place_of(folder: str, name: str) -> Path:
         return path
     if file := on_hub(folder, name):
         raise InputError(f"{file.address} is not on this machine yet; run {file.download}.")
-    raise InputError(f"{Path(folder, name)} does not exist; name the folder of the suite's files as --data=FOLDER.")
+    path = Path(folder).expanduser() / Path(name).expanduser()
+    if path.exists():
+        raise InputError(f"{path} is no regular file; name the folder of the suite's files as --data=FOLDER.")
+    raise InputError(f"{path} does not exist; name the folder of the suite's files as --data=FOLDER.")
 
 
 def checksum(path: Path) -> str:

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Container, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +61,36 @@ class OpenModel:
         return untrusted_files.reading(self.name, "give a model that transformers' own classes open")
 
     def check(self, is_tagged: bool) -> int:
-        """Returns the longest text that the model reads, in tokens; InputError if it has no class for a task."""
-        auto, task = _class_for(is_tagged)
-        try:
-            with torch.device("meta"):
-                network = auto.from_config(self.config)
-        except ValueError:
+        """Returns the longest text that the model reads, in tokens.
+
+        InputError if it has no class for a task, or if its files lack weights of that class. No weights are read yet,
+        so that all models are checked before one is trained.
+        """
+        _, classes, task = _class_for(is_tagged)
+        if type(self.config) not in classes:
             raise InputError(
                 f"{self.name} cannot be fine-tuned: transformers {transformers.__version__} has no class of"
                 f" {self.config.model_type} for {task}; give another model, or --tasks without it."
-            ) from None
-        lengths = [self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", UNKNOWN_LENGTH)]
+            )
+        network = self._pretrained(is_tagged, copy.deepcopy(self.config), device_map="meta")
+        with self._reading():
+            lengths = [self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", UNKNOWN_LENGTH)]
+            lengths = [int(length) for length in lengths if length]
         for path, module in network.named_modules():
             if isinstance(module, torch.nn.Embedding) and path.endswith("position_embeddings"):
                 # RoBERTa counts positions from the one after padding's.
                 before = 0 if module.padding_idx is None else module.padding_idx + 1
                 lengths.append(module.num_embeddings - before)
-        return min(int(length) for length in lengths if length)
+        return min(lengths)
+
+    def check_knows(self, ids: Set[int], what: str) -> None:
+        """Raises InputError if the ids of some texts are nothing but special ones: the tokenizer has no vocabulary."""
+        if ids <= {*self.tokenizer.all_special_ids}:
+            raise InputError(
+                f"The tokenizer of {self.name} knows no word of {what}: all that it gives is"
+                f" {' '.join(sorted(map(str, self.tokenizer.convert_ids_to_tokens([*ids]))))}; copy its vocabulary"
+                " (tokenizer.json, vocab.txt, or a .model) into the folder."
+            )
 
     def check_ids(self, largest: int) -> None:
         """Raises InputError if the model has no row for the largest id of some texts, or for padding."""
@@ -90,11 +103,8 @@ class OpenModel:
             )
 
     def network(self, is_tagged: bool, labels: Sequence[str], seed: int, is_random: bool) -> Any:
-        """Returns the network with a new head for some labels, or for a score without any; the seed draws it.
-
-        InputError for weights that the class does not find in the files, except for the head's.
-        """
-        auto, task = _class_for(is_tagged)
+        """Returns the network with a new head for some labels, or for a score without any; the seed draws it."""
+        auto, _, _ = _class_for(is_tagged)
         config = copy.deepcopy(self.config)
         config.num_labels = max(1, len(labels))
         config.id2label = dict(enumerate(labels or ["score"]))
@@ -107,11 +117,20 @@ class OpenModel:
         transformers.set_seed(seed)
         if is_random:
             return auto.from_config(config, dtype=torch.float32)
+        return self._pretrained(is_tagged, config)
+
+    def _pretrained(self, is_tagged: bool, config: Any, device_map: str | None = None) -> Any:
+        """Returns the network of a configuration with the weights of the files; on "meta" none of them is read.
+
+        InputError for weights that the class does not find there, except for the head's.
+        """
+        auto, _, task = _class_for(is_tagged)
         with self._reading():
             network, loading_info = auto.from_pretrained(
                 self._path,
                 config=config,
                 dtype=torch.float32,
+                device_map=device_map,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # a head for other labels
                 **self._options,
@@ -178,10 +197,13 @@ class OpenModel:
         return digest.hexdigest()
 
 
-def _class_for(is_tagged: bool) -> tuple[Any, str]:
+def _class_for(is_tagged: bool) -> tuple[Any, Container[type], str]:
+    """Returns the class that opens a model for a task, the configurations that it knows, and the task in words."""
     if is_tagged:
-        return transformers.AutoModelForTokenClassification, "the classification of tokens"
-    return transformers.AutoModelForSequenceClassification, "the classification of texts"
+        known = transformers.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+        return transformers.AutoModelForTokenClassification, known, "the classification of tokens"
+    known = transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    return transformers.AutoModelForSequenceClassification, known, "the classification of texts"
 
 
 def open_model(name: str, exports: Path, imports: Sequence[str] = ()) -> OpenModel:

@@ -246,7 +246,7 @@ class ForeignScorer:
         return int(positions)
 
     def _ids(self, text: str) -> list[int]:
-        return self._checked(self.tokenizer(_whole_letters(text), add_special_tokens=False).input_ids)
+        return self._checked(self.tokenizer(_whole_letters(text), add_special_tokens=False, verbose=False).input_ids)
 
     def _checked(self, ids: list[int]) -> list[int]:
         """Returns the ids of a text; InputError for one that was added to the tokenizer, and that the model lacks."""
@@ -292,7 +292,7 @@ class ForeignScorer:
         text = _whole_letters(text)
         if not self.tokenizer.is_fast:
             return len(self.tokenizer.decode(self._ids(text)[:1]).encode())
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
         # A letter of several pieces is left out as a whole.
         end = encoding.offset_mapping[0][1] if encoding.input_ids else 0
         return len(text[:end].encode())
@@ -335,7 +335,7 @@ class ForeignScorer:
             ids = self._ids(text)
             names = self.tokenizer.convert_ids_to_tokens(ids)
             return ids, np.array([not name.startswith("##") for name in names], bool)
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
         offsets = [*encoding.offset_mapping, (len(text), len(text))]
         begins = []
         last = 0  # where the pieces before this one end

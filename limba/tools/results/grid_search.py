@@ -93,5 +93,9 @@ def _notes(
         )
     cut = int(outcomes[0].notes.get("cut", 0))
     if cut and not is_random:
-        notes.append(f"{what}: {cut:,} of {len(parts.test):,} test examples are longer than the model reads, and cut")
+        follows = "; the words after them count as wrong" if task.is_tagged else ""
+        notes.append(
+            f"{what}: {cut:,} of {len(parts.test):,} test examples are longer than {runs.longest:,} tokens, and"
+            f" cut{follows}"
+        )
     return notes

@@ -20,7 +20,8 @@ class Outcome:
     parts: dict[str, float] = field(default_factory=dict)  # such as the accuracy of each phenomenon
     notes: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)  # of a training: an entry for each epoch
-    predictions: list[Prediction] = field(default_factory=list)  # of the test examples of a fine-tuned task
+    predictions: list[Prediction] = field(default_factory=list)  # of each test example, pair or window of a text
+    sizes: list[float] = field(default_factory=list)  # what each of these numbers is divided by; []: by 1
 
 
 def bootstrap(values: Sequence[float], resamples: int, confidence: float) -> list[float]:

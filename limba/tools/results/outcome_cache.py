@@ -65,17 +65,19 @@ class OutcomeCache:
             return _read(path)
         outcome = compute()
         self.num_computed += 1
-        write_whole(
-            str(path),
-            json.dumps({"facts": facts, "outcome": dataclasses.asdict(outcome)}, indent=1, default=str) + "\n",
-        )
+        fields = dataclasses.asdict(outcome)
+        kept = {"facts": facts, "outcome": fields, "sha256": digest(fields)}
+        write_whole(str(path), json.dumps(kept, indent=1, default=str) + "\n")
         progress.update()
         return outcome
 
 
 def _read(path: Path) -> Outcome:
     with untrusted_files.reading(path, "remove it, and it is computed again"):
-        outcome = Outcome(**json.loads(untrusted_files.text_of(path))["outcome"])
+        kept = json.loads(untrusted_files.text_of(path))
+        if kept["sha256"] != digest(kept["outcome"]):
+            raise ValueError("it is not as it was written")
+        outcome = Outcome(**kept["outcome"])
         numbers = [*outcome.figures.values(), *outcome.parts.values(), *outcome.notes.values()]
         numbers += [end for ends in outcome.intervals.values() for end in ends]
         numbers += [number for entry in outcome.curve for number in entry.values()]

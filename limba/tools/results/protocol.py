@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Protocol:
     """The choices of all tasks. docs/development/results.md has their sources."""
 
-    version: int = 8
+    version: int = 9
     # Fine-tuning. The search tries each rate with each number of epochs, with one seed, and is judged by the
     # development part alone.
     learning_rates: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
@@ -29,6 +29,8 @@ class Protocol:
     dev_share: int = 10  # without a development part, one example in so many of the training part becomes it
     # intervals and comparisons
     resamples: int = 1_000  # of the bootstrap
+    fewest_to_decide: int = 20  # test examples, or documents; of fewer the bootstrap sees too little to name a best
+    most_blocks: int = 10_000  # of windows of a text, which are drawn together where there are more windows
     confidence: float = 0.95
     # bits per byte
     window_bytes: int = 1_000  # of a text that is read at once, cut between words

@@ -19,9 +19,11 @@ from limba.config import InputError, NoModelError, environment, extras, kinds
 if TYPE_CHECKING:
     from limba.api import Progress
     from limba.config import RunConfig
+    from limba.tools.results.kinds.fine_tuned import Parts
     from limba.tools.results.outcome import Outcome
     from limba.tools.results.outcome_cache import OutcomeCache
     from limba.tools.results.protocol import Protocol
+    from limba.tools.results.scores import Draws
     from limba.tools.results.scoring import Scorer
     from limba.tools.results.suites import Read, Suite
     from limba.tools.results.table import Table
@@ -98,7 +100,7 @@ def run(argv: Sequence[str]) -> None:
         _write(folder, measured, suite, args.model)
         if args.card:
             for model, label in zip(args.model, labels, strict=True):
-                card.put(_card_of(model), label, measured.table, suite, measured.notes)
+                card.put(_card_of(model), measured.columns[label], measured.table, suite, measured.notes)
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
@@ -186,7 +188,7 @@ class Measured:
         self.folder = folder
         self.protocol = protocol
         self.table: Table = Table()
-        self.model_columns: list[str] = []
+        self.columns: dict[str, list[str]] = {}  # of each model; a hybrid has one for each way of scoring
         self.ways: dict[str, str] = {}  # how the columns of tasks without labels were scored
         self.kept: OutcomeCache = OutcomeCache(folder)
         self.rules = {read.task.name: self.kept.rules(read.task, args.data, protocol) for read in tasks}
@@ -219,10 +221,11 @@ class Measured:
 
     def add(self, model: str, label: str, runs: Sequence[FineTuning]) -> None:
         """Adds the figures of a model, and of random weights of its shape."""
-        self._add_scored(model, label)
+        self.columns[label] = self._add_scored(model, label)
         if not runs:
             return
-        self.model_columns.append(label)
+        if label not in self.columns[label]:
+            self.columns[label].append(label)
         from limba.api import Progress
         from limba.tools.results.grid_search import num_of_search
 
@@ -233,20 +236,21 @@ class Measured:
                 self._learn(fine_tuning, label, False, progress)
                 self._learn(fine_tuning, f"{label}, random weights", True, progress)
 
-    def _add_scored(self, model: str, label: str) -> None:
-        """Adds the figures of a model as it is, and of random weights; a hybrid has columns for each of its ways."""
+    def _add_scored(self, model: str, label: str) -> list[str]:
+        """Adds the figures of a model as it is, and of random weights; returns its columns, one for each way."""
         from limba.api import Progress
         from limba.tools.results.scoring import open_scorers
 
         scored = [(read.task.name, read.measure) for read in self.tasks if read.measure is not None]
+        columns = list[str]()
         if not scored:
-            return
+            return columns
         scorers = open_scorers(model, self.args.imports)
         with Progress(2 * len(scored) * len(scorers), 0, unit="outcome", what=label) as progress:
             for scorer in scorers:
                 of_way = label if len(scorers) == 1 else f"{label}, {scorer.way}"
-                self.model_columns.append(of_way)
-                self.notes.append(f"{', '.join(name for name, _ in scored)}, {of_way}: {scorer.how}")
+                columns.append(of_way)
+                numbers = self._noted([f"{', '.join(name for name, _ in scored)}, {of_way}: {scorer.how}"])
                 for weights, column in (("trained", of_way), ("random", f"{of_way}, random weights")):
                     is_random = weights == "random"
                     checksum = scorer.checksum(is_random)
@@ -254,8 +258,9 @@ class Measured:
                         facts = {**self.kept.facts(self.rules[name]), "model": checksum, "weights": weights}
                         compute = functools.partial(_score, measure, scorer, is_random)
                         outcome = self.kept.get(name, facts, compute, progress)
-                        self.table.add(name, column, [outcome], self.hashes[name])
+                        self.table.add(name, column, [outcome], self.hashes[name], numbers)
                     self.ways[column] = scorer.way
+        return columns
 
     def _seeds(self, runs: FineTuning) -> range:
         """Returns the seeds of a task, all but the search's."""
@@ -278,8 +283,13 @@ class Measured:
             return self.kept.get(name, {**facts, **key}, compute, progress)
 
         result = learned(runs, label, is_random, self._seeds(runs), self.protocol, get)
-        self.table.add(name, label, result.outcomes, self.hashes[name])
-        self.notes += result.notes
+        self.table.add(name, label, result.outcomes, self.hashes[name], self._noted(result.notes))
+
+    def _noted(self, notes: Sequence[str]) -> list[int]:
+        """Adds sentences that stand below the table, and returns the numbers by which its rows name them."""
+        first = len(self.notes) + 1
+        self.notes += notes
+        return [*range(first, first + len(notes))]
 
     def add_floors(self) -> None:
         """Adds the baselines that need no model."""
@@ -292,46 +302,75 @@ class Measured:
                 for column, figures in read.floors().items():
                     self.table.add(name, column, [Outcome(dict(figures))], self.hashes[name])
                 continue
-            train = len(read.parts.train)
-            test = len(read.parts.test)
-            documents = len({example.document for example in read.parts.test})
-            self.notes.append(
-                f"{name}: {train:,} training, {len(read.parts.dev):,} development and {test:,} test examples"
-                + (f" of {documents:,} documents" if documents < test else "")
-                + f"; {read.parts.left_out:,} training examples were left out, since another part has them too"
-            )
+            self.notes.append(_counts(name, read.parts))
             for column, predictions in read.task.floors(read.parts).items():
                 outcome = Outcome(read.task.judge(read.parts.test, predictions), predictions=predictions)
                 self.table.add(name, column, [outcome], self.hashes[name])
 
     def compare(self) -> None:
         """Adds intervals over test examples, and the comparisons of models in pairs, which say what is the best."""
-        from limba.tools.results import comparison
-        from limba.tools.results.kinds.fine_tuned import Learned
+        from limba.tools.results.kinds.bits import BitsPerByte
+        from limba.tools.results.kinds.pairs import MinimalPairs
 
         for read in self.tasks:
             task = read.task
-            parts = read.parts
-            predictions = self.table.predictions.get(task.name)
-            if predictions is None:  # bits per byte, whose texts are few and long
-                continue
-            if isinstance(task, Learned) and parts is not None:
-                counts = comparison.resamples([example.document for example in parts.test], self.protocol)
-                drawn = {
-                    column: comparison.draws(task, parts.test, seeds, counts) for column, seeds in predictions.items()
-                }
-            else:
-                drawn = comparison.draws_of_shares(task.main, predictions, self.protocol)
-            is_one_measure = isinstance(task, Learned) or len({self.ways[column] for column in drawn}) == 1
-            self.table.compare(task.name, drawn, self.protocol, marks_best=is_one_measure)
-            if not is_one_measure:
+            drawn, num_drawn = self._drawn(read)
+            fewer_is_better = isinstance(task, BitsPerByte)
+            if fewer_is_better:
+                self.notes.append(f"{task.name}: fewer bits are better; its examples are windows of the text")
+            marks_best = True
+            if isinstance(task, MinimalPairs) and len({self.ways[column] for column in drawn}) > 1:
+                marks_best = False
                 self.notes.append(f"{task.name}: the models score texts in different ways, so no best is marked")
-        if self.table.comparisons:
-            self.notes.append(
-                "intervals over examples: bootstrap of the test examples, by documents where they have them,"
-                f" {self.protocol.resamples:,} samples; over seeds: Student's; best (*): better than each other model"
-                " and rule by the paired bootstrap (p < 0.05 of each pair, in results.json)"
-            )
+            if num_drawn < self.protocol.fewest_to_decide:
+                marks_best = False
+                self.notes.append(
+                    f"{task.name}: {num_drawn} test examples or documents are too few to trust their intervals, so no"
+                    " best is marked"
+                )
+            self.table.compare(task.name, drawn, self.protocol, marks_best, fewer_is_better)
+        self.table.sort([read.task.name for read in self.tasks])
+        self.notes.append(
+            "intervals over examples: bootstrap of the test examples, by documents where they have them,"
+            f" {self.protocol.resamples:,} samples; over seeds: Student's; best (*): better than each other row by the"
+            " paired bootstrap over examples and, where there are several seeds, by Welch's test over them (p < 0.05 of"
+            " each pair by both, in results.json)"
+        )
+
+    def _drawn(self, read: Read) -> tuple[dict[str, Draws], int]:
+        """Returns the figures of each row of a task in the same resamples, and how many examples or documents it has.
+
+        Rows without predictions, such as chance, are not among them.
+        """
+        from limba.tools.results import comparison
+        from limba.tools.results.kinds.fine_tuned import Learned
+
+        task = read.task
+        parts = read.parts
+        outcomes = self.table.outcomes[task.name]
+        if isinstance(task, Learned) and parts is not None:
+            documents = [example.document for example in parts.test]
+            counts = comparison.resamples(documents, self.protocol)
+            drawn = {}
+            for column, of_seeds in outcomes.items():
+                predictions = [outcome.predictions for outcome in of_seeds]
+                drawn[column] = comparison.draws(task, parts.test, predictions, counts)
+            return drawn, len({*documents})
+        drawn = {column: comparison.draws_of_ratio(outcome, self.protocol) for column, (outcome,) in outcomes.items()}
+        return drawn, min(len(outcome.predictions) for (outcome,) in outcomes.values())
+
+
+def _counts(task: str, parts: Parts) -> str:
+    """Returns how many examples each part of a task has, for the notes."""
+    documents = len({example.document for example in parts.test})
+    sentence = (
+        f"{task}: {len(parts.train):,} training, {len(parts.dev):,} development and {len(parts.test):,} test examples"
+    )
+    if documents < len(parts.test):
+        sentence += f" of {documents:,} documents"
+    if parts.left_out:
+        sentence += f"; {parts.left_out:,} training examples were left out, since another part has them too"
+    return sentence
 
 
 def _score(measure: Callable[[Scorer], Outcome], scorer: Scorer, is_random: bool) -> Outcome:
@@ -347,16 +386,17 @@ def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]
     table = measured.table
     kept = measured.kept
     notes = measured.notes
-    lines = "".join(f"\n* {note}" for note in notes)
+    numbered = [f"{number}. {' '.join(note.split())}" for number, note in enumerate(notes, 1)]
+    lines = "".join(f"\n{note}" for note in numbered)
     document = {"suite": suite.name, "language": suite.language, "versions": kept.versions, "notes": notes}
     document |= {"protocol": dataclasses.asdict(measured.protocol)}
     texts = (
         f"{table.text()}\n{lines}\n",
         f"{table.markdown()}\n{lines}\n",
-        f"{table.latex()}\n",
+        f"{table.latex()}\n" + "".join(f"% {note}\n" for note in numbered),
         json.dumps({**document, "cells": table.json(), "comparisons": table.pairs()}, indent=1, ensure_ascii=False)
         + "\n",
-        chart.svg(table, measured.model_columns),
+        chart.svg(table, [column for columns in measured.columns.values() for column in columns]),
     )
     written = dict(zip(TABLES, texts, strict=True))
     for name, text in written.items():

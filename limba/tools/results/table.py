@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from limba.tools.results.comparison import Comparison, best_of, compared
-from limba.tools.results.outcome import Outcome, Prediction, percentiles
+from limba.tools.results.outcome import Outcome, percentiles
 from limba.tools.results.protocol import PROTOCOL, Protocol
 from limba.tools.results.scores import Draws
 
@@ -20,12 +20,14 @@ class Cell(NamedTuple):
     """A figure over seeds: its mean, and its intervals over test examples and over seeds, where it has them."""
 
     mean: float
-    seeds: int
+    values: Sequence[float]  # of each seed; the mean alone where nothing is trained
+    seeds: int | None = None  # None: nothing is trained
     deviation: float | None = None  # of the seeds' sample
     over_examples: Interval | None = None
     over_seeds: Interval | None = None
     protocol: str = ""  # a short hash of all that two figures must share to be compared
     is_best: bool = False  # better than each other one, decided by comparisons in pairs
+    notes: Sequence[int] = ()  # numbers of the sentences below the table that are about it
     parts: Mapping[str, object] | None = None  # such as the mean and the interval of each phenomenon; in JSON alone
 
 
@@ -34,7 +36,7 @@ class Table:
 
     def __init__(self) -> None:
         self.cells: dict[Block, dict[str, Cell]] = {}
-        self.predictions: dict[str, dict[str, list[list[Prediction]]]] = {}  # by task and model, of each seed
+        self.outcomes: dict[str, dict[str, Sequence[Outcome]]] = {}  # by task and model, of what has predictions
         self.comparisons: dict[str, list[Comparison]] = {}  # by task
 
     def add(
@@ -43,6 +45,7 @@ class Table:
         model: str,
         outcomes: Sequence[Outcome],
         protocol: str = "",
+        notes: Sequence[int] = (),
     ) -> None:
         """Adds the figures of a task for a model, or for a baseline, of one outcome for each seed."""
         parts = {
@@ -50,45 +53,61 @@ class Table:
             for part, mean in outcomes[0].parts.items()  # only tasks with one outcome and one figure have them
         }
         if outcomes[0].predictions:
-            self.predictions.setdefault(task, {})[model] = [outcome.predictions for outcome in outcomes]
+            self.outcomes.setdefault(task, {})[model] = outcomes
         for name in outcomes[0].figures:
             values = [outcome.figures[name] for outcome in outcomes]
             cell = Cell(
                 mean=statistics.fmean(values),
-                seeds=len(values),
+                values=values,
+                seeds=len(values) if outcomes[0].curve else None,
                 deviation=statistics.stdev(values) if len(values) > 1 else None,
                 over_examples=outcomes[0].intervals.get(name),  # of a single outcome; `compare` has the seeds'
                 over_seeds=over_seeds(values),
                 protocol=protocol,
+                notes=notes,
                 parts=parts or None,
             )
             self.cells.setdefault((task, name), {})[model] = cell
 
-    def compare(self, task: str, drawn: Mapping[str, Draws], protocol: Protocol, marks_best: bool = True) -> None:
+    def sort(self, tasks: Sequence[str]) -> None:
+        """Brings the figures of each task together: models of several kinds add them in turn."""
+        self.cells = dict(sorted(self.cells.items(), key=lambda block: tasks.index(block[0][0])))
+
+    def compare(
+        self,
+        task: str,
+        drawn: Mapping[str, Draws],
+        protocol: Protocol,
+        marks_best: bool = True,
+        fewer_is_better: bool = False,
+    ) -> None:
         """Gives each cell of a task its interval over examples, and marks what is better than each other one.
 
         `drawn` has the figures of each model in the same resamples of the examples; what it lacks, such as chance, is
         not compared. Without `marks_best` nothing is marked: the figures are of different measures.
         """
-        means: dict[str, dict[str, float]] = {model: {} for model in drawn}
+        values: dict[str, dict[str, Sequence[float]]] = {model: {} for model in drawn}
         blocks = {figure: cells for (name, figure), cells in self.cells.items() if name == task}
         for figure, cells in blocks.items():
             for model in drawn:
+                if model not in cells:  # its figure has another name
+                    continue
                 cell = cells[model]
-                means[model][figure] = cell.mean
+                values[model][figure] = cell.values
                 interval = cell.over_examples or percentiles(drawn[model][figure], protocol.confidence)
                 cells[model] = cell._replace(over_examples=interval)
-        self.comparisons[task] = compared(means, drawn, protocol)
+        self.comparisons[task] = compared(values, drawn, protocol)
         for figure, cells in blocks.items():
-            of_figure = {model: means[model][figure] for model in drawn}
-            best = best_of(figure, of_figure, self.comparisons[task], protocol)
+            means = {model: cells[model].mean for model in drawn if model in cells}
+            best = best_of(figure, means, self.comparisons[task], protocol, fewer_is_better)
             if best is not None and marks_best:
                 cells[best] = cells[best]._replace(is_best=True)
 
     def _lines(self, bold: tuple[str, str]) -> Iterator[list[str]]:
         """Yields the head, and a line for each cell; a task and a figure are named in the first of their lines only."""
         share = f"{100 * PROTOCOL.confidence:g}%"
-        yield ["task", "figure", "model", "mean", f"{share} over examples", f"{share} over seeds", "seeds", "protocol"]
+        intervals = [f"{share} over examples", f"{share} over seeds"]
+        yield ["task", "figure", "model", "mean", *intervals, "seeds", "protocol", "notes"]
         before = ("", "")
         for (task, figure), cells in self.cells.items():
             for model, cell in cells.items():
@@ -97,8 +116,8 @@ class Table:
                 before = (task, figure)
                 mean = f"{bold[0]}{mean}{bold[1]}" if cell.is_best else mean
                 ends = [_ends(cell.over_examples), _ends(cell.over_seeds)]
-                seeds = str(cell.seeds) if cell.over_seeds else ""
-                yield [*names, model, mean, *ends, seeds, cell.protocol]
+                seeds = "" if cell.seeds is None else str(cell.seeds)
+                yield [*names, model, mean, *ends, seeds, cell.protocol, ", ".join(map(str, cell.notes))]
 
     def text(self) -> str:
         """Returns the table for a terminal; the best has a star."""
@@ -111,7 +130,7 @@ class Table:
     def markdown(self) -> str:
         """Returns the table in Markdown."""
         head, *rest = self._lines(("**", "**"))
-        rule = ["---", "---", "---", "---:", "---:", "---:", "---:", "---"]
+        rule = ["---", "---", "---", "---:", "---:", "---:", "---:", "---", "---"]
         return "\n".join(f"| {' | '.join(_markdown(cell) for cell in line)} |" for line in (head, rule, *rest))
 
     def latex(self) -> str:
@@ -124,7 +143,7 @@ class Table:
             cells[3] = rf"\textbf{{{cells[3]}}}" if is_best else cells[3]
             rows += [r"\midrule"] if line[1] and rows else []
             rows.append(" & ".join(cells) + r" \\")
-        begin = r"\begin{tabular}{lllrrrrl}"
+        begin = r"\begin{tabular}{lllrrrrll}"
         top = " & ".join(map(_escaped, head)) + r" \\"
         return "\n".join([begin, r"\toprule", top, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
 

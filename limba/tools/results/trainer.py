@@ -18,11 +18,12 @@ import transformers
 
 from limba.config import InputError
 from limba.tools.results.foreign_models import OpenModel
-from limba.tools.results.kinds.fine_tuned import Example, Learned, Parts, Similarity
+from limba.tools.results.kinds.fine_tuned import Example, Learned, Parts, Similarity, evenly
 from limba.tools.results.outcome import Outcome, Prediction
 from limba.tools.results.protocol import Protocol
 
 IGNORED = -100  # a label that no loss counts
+MOST_SAMPLED = 200  # training examples that are tokenized before anything is trained
 Feature = dict[str, Any]  # lists of ids, and a label, a score or a list of labels
 
 
@@ -42,10 +43,13 @@ class FineTuning:
         self.parts = parts
         self._protocol = protocol
         self._folder = folder  # of a training's checkpoints; it is removed again
-        self._length = min(protocol.most_tokens, model.check(task.is_tagged))  # of a text, in tokens
+        self.longest = min(protocol.most_tokens, model.check(task.is_tagged))  # of a text, in tokens
         values = [example.answer for example in parts.train] if isinstance(task, Similarity) else [0.0]
         self._mean = float(np.mean(np.array(values, np.float64)))
         self._deviation = float(np.std(np.array(values, np.float64))) or 1.0
+        sample = self._read(evenly(parts.train, MOST_SAMPLED))
+        ids = {number for reading in sample for number in reading.feature["input_ids"]}
+        model.check_knows(ids, f"the training part of {task.name}")
 
     def outcome(self, setting: Setting, seed: int, on_test: bool, is_random: bool) -> Outcome:
         """Returns the figures of one training on the development part, or its predictions of the test part too.
@@ -99,7 +103,7 @@ class FineTuning:
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"{self.model.name} does not fit into the GPU's memory on the task {self.task.name}, with"
-                f" {self._protocol.batch_size} texts of at most {self._length} tokens at once; take a larger GPU, or"
+                f" {self._protocol.batch_size} texts of at most {self.longest} tokens at once; take a larger GPU, or"
                 " the CPU with CUDA_VISIBLE_DEVICES=, or --tasks without it."
             ) from error
 
@@ -147,7 +151,7 @@ class FineTuning:
 
     def _text(self, example: Example) -> Read:
         """Returns the ids of a text or of two, with the number of the class or the score in deviations."""
-        ids = self.model.tokenizer(*example.texts, truncation=True, max_length=self._length)
+        ids = self.model.tokenizer(*example.texts, truncation=True, max_length=self.longest)
         whole = self.model.tokenizer(*example.texts, verbose=False)
         answer = example.answer
         if isinstance(answer, str):
@@ -159,7 +163,7 @@ class FineTuning:
 
     def _sentence(self, example: Example) -> Read:
         """Returns the ids of a sentence's words with spaces between them; a word's label is at its first token."""
-        ids, first_tokens, is_cut = self.model.words(example.texts, self._length)
+        ids, first_tokens, is_cut = self.model.words(example.texts, self.longest)
         labels = [IGNORED] * len(ids["input_ids"])
         for token, tag in zip(first_tokens, example.tags, strict=True):
             if token is not None and labels[token] == IGNORED:

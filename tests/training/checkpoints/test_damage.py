@@ -178,8 +178,8 @@ def test_two_steps_are_swapped_and_the_one_before_them_is_resumed(run: Path, cap
     states.save(run, 5)
     states.assert_is(restore(run), 5)
     assert [record.message[:60] for record in caplog.records] == [
-        "The checkpoint at step 20 cannot be read (manifest.json is t",
-        "The checkpoint at step 10 cannot be read (manifest.json is t",
+        "The checkpoint at step 20 cannot be read (manifest.json belo",
+        "The checkpoint at step 10 cannot be read (manifest.json belo",
     ]
 
 

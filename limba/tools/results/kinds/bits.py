@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Windows = Mapping[str, Sequence[str]]  # of each file
 Found = tuple[str, str, float, int]  # a window's file and text; the nats of what is predicted, and its bytes
-# Three measures, each with its name: they are not compared with each other, nor do they share a row.
+# Three measures, each with its name: they are not compared with each other, nor do they share a row. Fewer are better.
 NAMES = {CAUSAL: "bits per byte", MASKED: "pseudo bits per byte", GAPS: "bits per hidden byte"}
 
 
@@ -103,7 +103,13 @@ def _outcome(name: str, texts_measured: Sequence[Found]) -> Outcome:
             nats[group] += value
             size[group] += count
     bits = {group: nats[group] / math.log(2) / max(1, size[group]) for group in nats}
-    return Outcome({name: bits.pop("")}, parts=bits, notes={"bytes": size[""]})
+    return Outcome(
+        {name: bits.pop("")},
+        parts=bits,
+        notes={"bytes": size[""]},
+        predictions=[value / math.log(2) for _, _, value, _ in texts_measured],
+        sizes=[float(count) for _, _, _, count in texts_measured],
+    )
 
 
 def script_of(text: str) -> str:

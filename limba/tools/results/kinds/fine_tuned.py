@@ -20,6 +20,7 @@ from limba.tools.results.protocol import PROTOCOL, Protocol
 
 NAME_IN_MISC = re.compile(r"(?:.*\|)?name=([^|]*).*")  # how NorNE writes a tag into CoNLL-U's last column
 LANGUAGE = re.compile(r"[a-z-]{2,12}:(?=.)")  # before each token of WikiANN's own files
+IOB2 = re.compile(r"O|[BI]-.+")
 LONGEST_NAME = 8  # tokens, of those that a baseline looks up
 MAJORITY = "majority"
 MEAN = "mean"
@@ -316,6 +317,8 @@ class PartOfSpeech(Tagged):
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, words, tags, document in self.tagged(path):
+            if "" in tags:  # which also is the tag of a word that a model does not read
+                raise InputError(f"{where}: the tag of the word {words[tags.index('')]!r} is empty; write it there.")
             yield Example(where, tuple(words), tuple(tags), document)
 
     def figures(
@@ -366,9 +369,10 @@ class NamedEntities(Tagged):
 
     def examples(self, path: Path) -> Iterator[Example]:
         for where, words, tags, document in self.tagged(path):
-            if wrong := [tag for tag in tags if tag != "O" and tag[:2] not in ("B-", "I-")]:
+            wrong = [tag for tag in tags if IOB2.fullmatch(tag) is None]
+            if wrong:
                 raise InputError(
-                    f"{where}: {wrong[0]} is not an IOB2 tag (O, B-PERSON, I-PERSON); name another column."
+                    f"{where}: {wrong[0]!r} is not an IOB2 tag (O, B-PERSON, I-PERSON); name another column."
                 )
             spans = [(self.rename.get(label, label), begin, end) for label, begin, end in scores.spans_of(tags)]
             if not any(label in self.drop for label, _, _ in spans):
