@@ -93,7 +93,8 @@ class Draws(NamedTuple):
         kind = purpose << 48 | self.step << 32 | self.shard
         # Philox counts its own blocks in the first word.
         counter = np.array([0, number, kind, self.era], np.uint64)
-        return Words(np.random.Philox(_Key(key), counter))
+        seed: Any = _Key(key)  # numpy's own type of it is narrower than what it takes
+        return Words(np.random.Philox(seed, counter))
 
     def seed_of_seqio(self, number: int = 0) -> int:
         """Returns a seed for TensorFlow and seqio, of 31 bits."""

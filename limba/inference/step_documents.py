@@ -71,10 +71,11 @@ def documents_of_step(
     rows_of_ledger = _rows_of_ledger(directory / FILE, step) if stood_out else None
     known, places = _places_before(str(directory), recipe, step, begins)
     if step - known > MANY_BATCHES:
-        if step > config.train_steps:
+        last = config.train_steps  # None: the text ends the run, and nobody knows where before it is read
+        if last is not None and step > last:
             raise InputError(
-                f"There is no step {step:,}: {model} ends with step {config.train_steps:,}, and its text is known up to"
-                f" step {known:,}; give a step up to {max(config.train_steps, known + MANY_BATCHES):,}."
+                f"There is no step {step:,}: {model} ends with step {last:,}, and its text is known up to"
+                f" step {known:,}; give a step up to {max(last, known + MANY_BATCHES):,}."
             )
         logger.warning(
             "The newest data position before step %s is that of step %s: the %s batches between are made again.",
