@@ -278,7 +278,11 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(f"--hosts is {args.hosts!r}; give some of 0,1,2,4.")
     choices = args.choices.split(",") if args.choices else []
     if unknown := set(choices) - set(CHOICES):
-        raise InputError(f"--with is {args.choices!r}, and {min(unknown)} is none; give some of {','.join(CHOICES)}.")
+        raise InputError(
+            f"--with is {args.choices!r}, and {min(unknown)} is not a choice; give some of {','.join(CHOICES)}."
+        )
+    if {"mixture", "function"} <= set(choices):
+        raise InputError("--with has mixture and function, and each chooses the task; leave out one of them.")
     if choices and args.lm:
         raise InputError(
             "--with chooses how the demo's rows are made, and --lm trains on others; leave out one of them."

@@ -126,7 +126,9 @@ def settings_of(assignments: Sequence[str]) -> dict[str, Any]:
             settings[name] = value
         if name in OWN and (isinstance(settings[name], bool) or not isinstance(settings[name], int | float)):
             raise InputError(f"--set={assignment} gives no number; write --set={name}=0.1.")
-        rows = settings.get(ROWS, ROWS_MULTIPLE)
+        if name != ROWS:
+            continue
+        rows = settings[ROWS]
         if not (isinstance(rows, int) and rows > 0 and rows % ROWS_MULTIPLE == 0):
             raise InputError(f"--set={assignment}: rows are a multiple of {ROWS_MULTIPLE}, the shards that fill them.")
     return dict(sorted(settings.items()))

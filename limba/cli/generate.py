@@ -217,7 +217,7 @@ def _say_what_it_can(args: argparse.Namespace, trained: TrainedModel, prompts: S
         _warning("A prompt has a gap: with --fill the model says which words are likeliest there.")
     elif only_fills:
         _warning(
-            f"{trained.path} has learned to fill gaps, not to write texts: write ___ for a word, or"
+            f"{trained.path} has learned to fill gaps, not to write texts: write ___ in place of a word, or"
             " fine-tune it on pairs first (docs/finetuning.md)."
         )
 

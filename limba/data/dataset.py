@@ -81,8 +81,8 @@ class Dataset(abc.ABC, Generic[T]):
 
     `spec` says the features of an element. `cardinality` is the number of elements, as tf.data's: None where it is not
     known beforehand. `draws` belong to the next step that draws random numbers, and `rows_per_block` is the number
-    of rows that a step makes at once. `tokens_at_once` are those that may be made ahead; with 0 no document is read
-    before it is due.
+    of rows that a step makes at once. `tokens_at_once` is how many tokens one call of the tokenizer may make
+    ahead; with 0 no document is read before it is due.
     """
 
     def __init__(self, spec: Mapping[str, Spec], cardinality: int | None = None):
@@ -276,7 +276,11 @@ class _Tokenized(Derived[T, Vector]):
         """
         items = self._parent.read(place)
         num_groups = 1
-        while read := list(itertools.islice(items, num_groups * self._size)):
+        failure = None
+        while failure is None:
+            read, failure = _taken(items, num_groups * self._size)
+            if not read:
+                break
             vectors = self._tokenize([item.value for item in read])
             groups = [slice(start, start + self._size) for start in range(0, len(read), self._size)]
             made = [_joined(read[group], vectors[group]) for group in groups]
@@ -290,6 +294,8 @@ class _Tokenized(Derived[T, Vector]):
                 num_groups = min(2 * num_groups, MOST_GROUPS)
             elif num_tokens > self.tokens_at_once:
                 num_groups = max(num_groups // 2, 1)
+        if failure is not None:
+            raise failure
 
 
 class _FlatMapped(Derived[T, U]):
@@ -428,8 +434,19 @@ def _groups(items: Iterator[T], size: int) -> Iterator[list[T]]:
         yield group
 
 
+def _taken(items: Iterator[T], count: int) -> tuple[list[T], Exception | None]:
+    """Returns the next `count` items; fewer if they end or fail, and then the error, to be raised after them."""
+    taken: list[T] = []
+    try:
+        for item in itertools.islice(items, count):
+            taken.append(item)  # by list() they would be lost with the error
+    except Exception as error:  # noqa: BLE001  raised by the caller
+        return taken, error
+    return taken, None
+
+
 def _joined(group: Sequence[Item[Any]], vectors: Sequence[np.ndarray]) -> Item[Vector]:
-    """Returns the tokens of some documents in a row, of those of each."""
+    """Returns some documents' tokens in a row; `vectors` has the tokens of each."""
     documents: list[Document] = []
     sizes = []
     for item, vector in zip(group, vectors, strict=True):

@@ -34,7 +34,7 @@ class Purpose(enum.IntEnum):
 
 
 class _Key(ISeedSequence):
-    """A key as Philox asks a seed for it: given as `key`, it would draw a seed from the system first, and drop it."""
+    """A key in the form of a seed: given its argument `key`, Philox would first draw a seed from the system, unused."""
 
     def __init__(self, key: np.ndarray):
         self._key = key

@@ -235,11 +235,19 @@ def _training(source: Source, step: int, hardware: str | None, records: Iterable
 def public_name(path: str) -> str:
     """Returns a hub id or an address as it is, and of a local path its last part: the rest is nobody's business.
 
+    A checkpoint has its run's name before its own.
+
     >>> public_name("google/umt5-base"), public_name("/home/me/models/mine"), public_name("gs://bucket/run")
     ('google/umt5-base', 'mine', 'gs://bucket/run')
+    >>> public_name("/home/me/base/checkpoints/20000"), public_name("/home/me/t5x/checkpoint_1000000")
+    ('base/20000', 't5x/checkpoint_1000000')
     """
     is_local = path.startswith(hub.PATH_BEGINS) or Path(path).exists()
-    return Path(path).name if is_local else path
+    if not is_local:
+        return path
+    parts = [part for part in Path(path).parts if part != "checkpoints"]
+    is_step = parts[-1].isdigit() or parts[-1].startswith("checkpoint_")
+    return "/".join(parts[-2:]) if is_step else parts[-1]
 
 
 def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:

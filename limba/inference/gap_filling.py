@@ -54,7 +54,7 @@ def with_sentinels(text: str) -> str:
             )
         num_gaps += 1
     if not num_gaps:
-        raise InputError(f"The text {shown} has no gap; write <extra_id_0>, or ___, for a word.")
+        raise InputError(f"The text {shown} has no gap; write <extra_id_0>, or ___, in place of a word.")
     numbers = itertools.count()
     return GAP.sub(lambda _: f"<extra_id_{next(numbers)}>", text)
 

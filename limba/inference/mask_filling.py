@@ -124,7 +124,7 @@ def _check(texts: Sequence[str], ids: Sequence[np.ndarray], positions: Sequence[
     """Raises InputError for the first text without a mask, and for one that is longer than the encoder reads."""
     for text, masks in zip(texts, positions, strict=True):
         if not len(masks):
-            raise InputError(f"The text {text!r} has no mask to fill; write <mask> for a word.")
+            raise InputError(f"The text {text!r} has no mask to fill; write <mask> in place of a word.")
     longest = max(map(len, ids), default=0)
     if longest > max_length:
         raise InputError(f"A text has {longest:,} tokens, and the encoder reads {max_length:,}; give a shorter one.")

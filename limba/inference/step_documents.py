@@ -26,7 +26,7 @@ from limba.training.start import deal_of_run
 logger = logging.getLogger(__name__)
 
 Positions = Mapping[int, Position]  # of all shards
-MANY_BATCHES = 1_000  # that are made before that of a step: minutes
+MANY_BATCHES = 1_000  # that are made again before a step's own; this takes minutes
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def documents_of_step(
         last = config.train_steps  # None: the text ends the run, and nobody knows where before it is read
         if last is not None and step > last:
             raise InputError(
-                f"There is no step {step:,}: {model} ends with step {last:,}, and its text is known up to"
-                f" step {known:,}; give a step up to {max(last, known + MANY_BATCHES):,}."
+                f"Step {step:,} is too far behind the end of {model}: it ends with step {last:,}, and its text is known"
+                f" up to step {known:,}; give a step up to {max(last, known + MANY_BATCHES):,}."
             )
         logger.warning(
             "The newest data position before step %s is that of step %s: the %s batches between are made again.",
@@ -93,7 +93,7 @@ def documents_of_step(
         documents = BatchDocuments({shard: made.documents}, recipe)
         for row in range(len(made.documents)):
             if rows_of_ledger is None or (shard, row) in rows_of_ledger:
-                rows_of_step.append(RowDocuments(shard, row, documents.of_row(shard, row)))
+                rows_of_step.append(RowDocuments(shard, row, [*documents.of_row(shard, row)]))
     if not rows_of_step:
         raise InputError(f"There is no step {step}: the text of {model} ends before it.")
     return rows_of_step

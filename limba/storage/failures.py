@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -159,5 +159,40 @@ def waited(future: ts.Future[T]) -> T:
         return future.result()
     try:
         return future.result(timeout=max(0.0, limit.end - time.monotonic()))
-    except TimeoutError:
-        raise limit.error() from None
+    except TimeoutError as error:
+        if time.monotonic() < limit.end:  # the storage's own
+            raise
+        raise limit.error() from error
+
+
+def for_each(call: Callable[[str], T], names: Iterable[str], num_threads: int) -> list[T]:
+    """Returns what a call returns for each name, in order, on several threads; raises the first name's error.
+
+    The threads end with the process, as those of `limited` do. Python waits at its end for the threads of an executor,
+    which is minutes where a bucket stands still.
+    """
+    futures_of_names = [(name, futures.Future[T]()) for name in names]
+    left = iter(futures_of_names)
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                pair = next(left, None)
+            if pair is None:
+                return
+            name, future = pair
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call(name))
+            except BaseException as error:  # noqa: BLE001  raised where the caller is
+                future.set_exception(error)
+
+    for _ in range(min(num_threads, len(futures_of_names))):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        return [future.result() for _, future in futures_of_names]
+    finally:
+        for _, future in futures_of_names:
+            future.cancel()  # what has not begun, after an error

@@ -6,12 +6,13 @@ name of any folder above for a pattern: a run in gs://bucket/run? would remove t
 
 import contextlib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 import fsspec
 from etils import epath
+
+from limba.storage.failures import for_each
 
 NUM_THREADS = 16  # requests about objects at one time
 Objects = Mapping[str, Mapping[str, Any]]  # name -> what the bucket says of the object
@@ -57,7 +58,7 @@ def rename_folder(path: epath.Path, target: epath.Path) -> None:
         raise FileNotFoundError(str(path))
     system, before = fsspec.core.url_to_fs(str(path))
     _, after = fsspec.core.url_to_fs(str(target))
-    _for_each(lambda name: system.cp_file(name, after + name.removeprefix(before)), objects)
+    for_each(lambda name: system.cp_file(name, after + name.removeprefix(before)), objects, NUM_THREADS)
     remove_objects(path, objects)
 
 
@@ -85,9 +86,4 @@ def remove_objects(folder: epath.Path, objects: Objects) -> None:
             generation = objects[name]["generation"]
             system.call("DELETE", "b/{}/o/{}", bucket, inside, ifGenerationMatch=generation)
 
-    _for_each(remove, objects)
-
-
-def _for_each(request: Callable[[str], None], names: Iterable[str]) -> None:
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        list(pool.map(request, names))
+    for_each(remove, objects, NUM_THREADS)

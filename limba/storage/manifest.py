@@ -29,7 +29,7 @@ from etils import epath
 
 from limba.config import InputError, StorageError, untrusted_files
 from limba.storage import lease, servers
-from limba.storage.failures import T, is_passing, short_reason, twice
+from limba.storage.failures import T, for_each, is_passing, short_reason, twice
 from limba.storage.files import is_local, private_folder, read_bytes
 
 FILE = "manifest.json"
@@ -226,8 +226,7 @@ def _digest(path: epath.Path | Path, is_blake2b: bool) -> Entry:
 
 
 def _map(call: Callable[[str], T], names: Iterable[str]) -> list[T]:
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        return list(pool.map(call, names))
+    return for_each(call, names, NUM_THREADS)
 
 
 class Uploaded(NamedTuple):

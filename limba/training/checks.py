@@ -67,7 +67,7 @@ def _check_prompts(config: RunConfig) -> None:
             raise ConfigError(
                 "EvaluationConfig.prompts",
                 f"has {prompt!r}, and the model {'is' if model.is_encoder else 'has'} an encoder, which does not"
-                f" continue a prompt; write {mark} for a word.",
+                f" continue a prompt; write {mark} in place of a word.",
             )
 
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_IN_A_ROW = 20  # spiking steps in a row: then it is not a spike, but a new level
 MAX_REWINDS = 3  # to one checkpoint
 MOST_NAMED = 3  # documents of a shard's rows in one sentence
-MOST_CHUNKS = 1024  # of a unit that are read to name a document, 256 MB of text: the run waits for it, seconds
+MOST_BYTES = 1 << 28  # of a unit that are read to name a document: the run waits some seconds for them
 # From one process's rows of a batch to the global batch.
 PlaceBatch = Callable[[ShardRows], Batch]
 
@@ -298,18 +298,16 @@ def _number(value: float) -> float | None:
 
 
 def _documents_of(spike: Spike, shard: int, row: int) -> list[DocumentEntry]:
-    """Returns the names of the documents of a row; none where another process has read it, or its source fails."""
-    try:
-        locations = spike.documents.of_row(shard, row, MOST_CHUNKS)
-    except InputError as error:
-        logger.warning("The documents of row %d of shard %d cannot be named: %s", row, shard, error)
-        return []
+    """Returns the names of the documents of a row; fewer where its source fails, none where another process read it."""
     entries: list[DocumentEntry] = []
-    for document in locations:
-        entry: DocumentEntry = {"source": document.source, "unit": document.unit, "document": document.row}
-        if not document.is_exact:
-            entry["is_exact"] = False
-        entries.append(entry)
+    try:
+        for document in spike.documents.of_row(shard, row, MOST_BYTES):
+            entry: DocumentEntry = {"source": document.source, "unit": document.unit, "document": document.row}
+            if not document.is_exact:
+                entry["is_exact"] = False
+            entries.append(entry)
+    except InputError as error:
+        logger.warning("Not all documents of row %d of shard %d can be named: %s", row, shard, error)
     return entries
 
 

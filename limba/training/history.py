@@ -58,13 +58,13 @@ class History:
         """Writes the places of all processes since the last time; all call it when they save a step."""
         by_shard: dict[str, dict[int, Mapping[str, Any]]] = {}
         for kept_step, places in self._kept.items():
-            for shard, step_places in json.loads(zlib.decompress(places)).items():
-                by_shard.setdefault(shard, {})[kept_step] = step_places
+            for shard, shard_place in json.loads(zlib.decompress(places)).items():
+                by_shard.setdefault(shard, {})[kept_step] = shard_place
         parts = gather_bytes({int(shard): _as_json(of_steps) for shard, of_steps in by_shard.items()})
         of_steps: dict[str, dict[str, Any]] = {}
         for shard, part in sorted(parts.items()):
-            for kept_step, step_places in json.loads(part).items():
-                of_steps.setdefault(kept_step, {})[str(shard)] = step_places
+            for kept_step, shard_place in json.loads(part).items():
+                of_steps.setdefault(kept_step, {})[str(shard)] = shard_place
         # Processes that have left out other steps do not have all shards of those.
         of_steps = {kept_step: places for kept_step, places in of_steps.items() if len(places) == len(parts)}
         if not of_steps:

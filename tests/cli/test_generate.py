@@ -254,7 +254,7 @@ def test_a_t5_that_has_learned_only_gaps_fills_those_of_a_prompt(
     (sentence,) = answer(capsys, "run", "--prompt=A ___ gap", "--max_tokens=2")[1].splitlines()
     assert sentence == "A prompt has a gap: with --fill the model says which words are likeliest there."
     (sentence,) = answer(capsys, "run", "--prompt=No gap", "--max_tokens=2")[1].splitlines()
-    assert "has learned to fill gaps, not to write texts: write ___ for a word, or fine-tune" in sentence
+    assert "has learned to fill gaps, not to write texts: write ___ in place of a word, or fine-tune" in sentence
 
 
 def test_what_a_model_has_learned_is_known_of_runs_alone(

@@ -246,6 +246,23 @@ def test_documents_that_are_tokenized_at_once_give_the_same_vectors_and_places()
 
 
 @pytest.mark.core
+def test_what_was_read_before_a_failure_is_given_before_its_error() -> None:
+    class Failing(Elements):
+        def read(self, place: Any = None) -> Any:
+            yield from itertools.islice(super().read(place), 41)
+            raise OSError("the disk is gone")
+
+    documents = Failing([{"text": b"abc"}] * 50, {"text": TEXT})
+    documents.tokens_at_once = 1_000
+    tokenized = documents.tokens(lambda texts: [np.ones(3, np.int32) for _ in texts], 4).read()
+    num_tokens = 0
+    with pytest.raises(OSError, match="the disk is gone"):
+        for item in tokenized:
+            num_tokens += len(item.value["targets"])
+    assert num_tokens == 41 * 3
+
+
+@pytest.mark.core
 def test_a_mixture_gives_all_of_its_parts() -> None:
     """As many of each as it has, in order; its choices are by the rates as long as none has ended."""
     sizes = (3, 0, 4000, 800)

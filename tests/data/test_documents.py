@@ -87,7 +87,7 @@ def check(config: DataConfig, batches: tuple[int, ...] = BATCHES, is_exact: bool
             if batch not in batches:
                 continue
             for shard, row in itertools.product(range(NUM_SHARDS), range(ROWS)):
-                named = documents.of_row(shard, row)
+                named = [*documents.of_row(shard, row)]
                 tokens = np.concatenate([rows[shard][name][row] for name in lengths])
                 held = {byte for byte in POISONS if byte + 3 in tokens}
                 poisons = {byte for document in named for byte in poisons_in(document.text)}
@@ -251,9 +251,15 @@ def test_a_document_far_inside_a_file_is_named_only_without_a_limit(
             next(stream)
             documents = stream.documents()
             last_chunk = max(document.chunk for document in documents.by_shard[1][0])
-    assert documents.of_row(1, 0, most_chunks=2) == documents.of_row(1, 0)
+    named = list(documents.of_row(1, 0))
+    assert list(documents.of_row(1, 0, most_bytes=2 * 4_096)) == named
+    of_row = documents.by_shard[1][0]
+    near = len({(document.chunk, document.row) for document in of_row if document.chunk < 2})
+    within_limit = []
     with pytest.raises(InputError, match=r"one of them lies behind 0 MB of \S+/a.txt.gz, which is read from its"):
-        documents.of_row(1, 0, most_chunks=1)
+        for document in documents.of_row(1, 0, most_bytes=4_096):
+            within_limit.append(document)
+    assert within_limit == named[:near]
 
 
 def test_readers_and_hosts_and_a_resumed_stream_name_the_same_documents(tmp_path: Path) -> None:
@@ -266,7 +272,7 @@ def test_readers_and_hosts_and_a_resumed_stream_name_the_same_documents(tmp_path
 
     def names(stream: Any, shards: Sequence[int]) -> list[list[NamedDocument]]:
         next(stream)
-        return [stream.documents().of_row(shard, row) for shard in shards for row in range(ROWS)]
+        return [[*stream.documents().of_row(shard, row)] for shard in shards for row in range(ROWS)]
 
     apart = dataclasses.replace(config, num_reader_processes=2)
     with (
@@ -312,7 +318,7 @@ def test_documents_tokenized_beforehand_with_sentencepiece(
         for _ in range(40):
             rows = next(stream)[1]
             documents = stream.documents()
-            by_row += [(rows, row, documents.of_row(1, row)) for row in range(ROWS)]
+            by_row += [(rows, row, [*documents.of_row(1, row)]) for row in range(ROWS)]
     for rows, row, named in by_row:
         tokens = np.concatenate([rows[name][row] for name in lengths])
         numbers = {40 * int(document.unit.split("[")[1].split(":")[0]) + document.row for document in named}

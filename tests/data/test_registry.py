@@ -86,9 +86,8 @@ def test_what_is_registered_now_is_in_both() -> None:
     made = task("now")
     provider = seqio.TaskRegistry.get("registered_now")
     assert type(provider) is seqio.Task and TaskRegistry.get("registered_now") is made
-    assert provider.source is made.source and provider.output_features["targets"].vocabulary == seqio.ByteVocabulary(
-        100
-    )
+    vocabulary = provider.output_features["targets"].vocabulary
+    assert provider.source is made.source and vocabulary == seqio.ByteVocabulary(100)
     assert isinstance(provider, Task) and not isinstance(provider, Mixture) and isinstance(made, Task)
 
 

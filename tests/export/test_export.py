@@ -348,11 +348,11 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     ours = trained.fill(text, top=3)
     theirs = fills_by_transformers(tmp_path, text, pieces)
     assert [[fill.ids for fill in gap] for gap in ours] == [[fill.ids for fill in gap] for gap in theirs]
-    for own_fills, other in zip(ours, theirs, strict=True):
-        assert len(own_fills) == 3 and [fill.text for fill in own_fills] == [fill.text for fill in other]
-        np.testing.assert_allclose([f.probability for f in own_fills], [f.probability for f in other], rtol=2e-5)
-        assert [f.probability for f in own_fills] == sorted((f.probability for f in own_fills), reverse=True)
-        assert all(any(map(str.isalnum, fill.text)) for fill in own_fills)
+    for our_fills, their_fills in zip(ours, theirs, strict=True):
+        assert len(our_fills) == 3 and [fill.text for fill in our_fills] == [fill.text for fill in their_fills]
+        np.testing.assert_allclose([f.probability for f in our_fills], [f.probability for f in their_fills], rtol=2e-5)
+        assert [f.probability for f in our_fills] == sorted((f.probability for f in our_fills), reverse=True)
+        assert all(any(map(str.isalnum, fill.text)) for fill in our_fills)
     spelled = piece_bytes(trained.vocabulary, 1024)
     assert all(spelled[fill.ids[0]].startswith(b" ") for fill in ours[0])
     assert not any(spelled[fill.ids[0]].startswith(b" ") for fill in ours[1])

@@ -22,14 +22,14 @@ OVER = 'mount --bind "$0" "$1" && shift && exec "$@"'
 
 
 def _hidden(other: Path, path: Path) -> list[str]:
-    """Returns the words of a command that sees `other` at `place`, as another machine might."""
+    """Returns the words of a command that sees `other` at `path`, as another machine might."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("a process that sees other files: run as root, or by `unshare -rm python -m pytest`")
     return ["unshare", "-m", "sh", "-c", OVER, str(other), str(path)]
 
 
 def _other_rate(runs: Runs, folder: Path) -> dict[str, Any]:
-    return {"each": {1: ["--gin.LEARNING_RATE=0.1"]}}
+    return {"of_processes": {1: ["--gin.LEARNING_RATE=0.1"]}}
 
 
 def _other_file(runs: Runs, folder: Path) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def test_a_probability_is_that_of_the_pieces_and_of_any_end(trained: limba.Train
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("No gap.", "The text 'No gap.' has no gap; write <extra_id_0>, or ___, for a word."),
+        ("No gap.", "The text 'No gap.' has no gap; write <extra_id_0>, or ___, in place of a word."),
         ("", "The text '' has no gap"),
         ("A <extra_id_1> b <extra_id_0>.", "Gap 1 of the text 'A <extra_id_1> b <extra_id_0>.' is <extra_id_1>; write"),
         ("A ___ b <extra_id_0>.", "Gap 2 of the text 'A ___ b <extra_id_0>.' is <extra_id_0>; write <extra_id_1>"),

@@ -201,5 +201,5 @@ def test_one_label_alone_is_nothing_to_learn(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_not_called_missing(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").mkdir()
-    with pytest.raises(InputError, match=r"train.jsonl is no regular file; name the folder"):
+    with pytest.raises(InputError, match=r"train.jsonl is not a regular file; name the folder"):
         TEXTS.read(str(tmp_path))

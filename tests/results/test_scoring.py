@@ -323,13 +323,16 @@ def test_what_cannot_be_scored_is_one_sentence(damage, says, tmp_path) -> None:
     assert says in str(caught.value) and "\n" not in str(caught.value), caught.value
 
 
-def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path, caplog, monkeypatch) -> None:
+def test_a_text_that_is_too_long_for_learned_positions_is_refused(tmp_path, caplog) -> None:
     scorer: Any = scoring.open_scorers(str(saved("xlm-r", tmp_path / "model")))[0]
     scorer.tokenizer.model_max_length = 128
     logger = logging.getLogger("transformers")
-    monkeypatch.setattr(logger, "level", logging.WARNING)
+    caplog.set_level(logging.WARNING, logger="transformers")
     logger.addHandler(caplog.handler)
     try:
+        logger.getChild("tokenization_utils_base").warning("seen")
+        assert [record.message for record in caplog.records] == ["seen"]
+        caplog.clear()
         with pytest.raises(InputError, match=r"model reads at most 128 tokens, and a text has \d+; give shorter texts"):
             scorer.log_likelihoods(["a" * 2, "It is there " * 60])
     finally:

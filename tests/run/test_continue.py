@@ -234,6 +234,8 @@ def test_a_byt5_has_longer_spans_than_a_t5(byt5: Path, shelf: Path, tmp_path: Pa
     assert shorter.data.mean_noise_span_length == 16
     with pytest.raises(ConfigError, match="mean_noise_span_length is set, and the objective of task t5_mlm has no"):
         resolve_task(config_of(shelf, "byt5", tmp_path / "run", "OBJECTIVE=ul2", "MEAN_NOISE_SPAN_LENGTH=16").data)
+    of_task = config_of(shelf, "byt5", tmp_path / "run", "OBJECTIVE=None")  # it has made its choices already
+    assert of_task.data.mean_noise_span_length is None
 
 
 def test_a_t5x_byt5_is_known_by_the_vocabulary_that_is_given(byt5: Path, shelf: Path, tmp_path: Path) -> None:
@@ -255,6 +257,17 @@ def test_a_run_leaves_its_spans_to_the_objective_that_it_had(shelf: Path, tmp_pa
     other = config_of(tmp_path, "first", tmp_path / "run", *of_run, "OBJECTIVE=lm_adaptation")
     assert (other.data.noise_density, other.data.mean_noise_span_length) == (None, None)
     resolve_task(other.data)
+
+
+@pytest.mark.night
+def test_a_run_on_bytes_without_spans_keeps_its_objective_s_own(byt5: Path, shelf: Path, tmp_path: Path) -> None:
+    """The recipe's spans of 20 bytes are a published ByT5's."""
+    own = "config.DataConfig.mean_noise_span_length=None"
+    train.run(arguments(shelf, "byt5", tmp_path / "first", ROWS, own, "TRAIN_STEPS=1"))
+    of_run = (f"CORPUS={shelf}/text.jsonl",)
+    assert config_of(tmp_path, "first", tmp_path / "run", *of_run).data.mean_noise_span_length is None
+    chosen = config_of(tmp_path, "first", tmp_path / "run", *of_run, "MEAN_NOISE_SPAN_LENGTH=16")
+    assert chosen.data.mean_noise_span_length == 16
 
 
 def test_its_config_gin_needs_no_model(shelf: Path, tmp_path: Path) -> None:

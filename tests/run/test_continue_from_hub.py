@@ -25,10 +25,10 @@ FAMILIES = {"t5": "unigram", "eurobert": "roberta", "llama": "llama"}  # a model
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
-def write_text(place: Path) -> Path:
+def write_text(folder: Path) -> Path:
     texts = [" ".join(published.CORPUS[(n + k) % len(published.CORPUS)] for k in range(6)) for n in range(200)]
-    (place / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return place / "text.jsonl"
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder / "text.jsonl"
 
 
 def arguments(kind: str, model: str, corpus: Path, directory: Path) -> list[str]:
@@ -40,12 +40,12 @@ def arguments(kind: str, model: str, corpus: Path, directory: Path) -> list[str]
     ]  # fmt: skip
     if kind == "llama":  # a run that is told to end earlier has the same rates
         values.append("config.ScheduleConfig.decay_steps=4")
-    return ["gin/continue.gin", *(f"--gin.{each}" for each in values)]
+    return ["gin/continue.gin", *(f"--gin.{value}" for value in values)]
 
 
 def ids_with_a_role(folder: Path) -> dict[str, object]:
-    about = json.loads((folder / "config.json").read_text())
-    return {key: value for key, value in about.items() if key.endswith("_token_id")}
+    settings = json.loads((folder / "config.json").read_text())
+    return {key: value for key, value in settings.items() if key.endswith("_token_id")}
 
 
 @pytest.mark.night
@@ -129,7 +129,7 @@ def test_without_a_network_the_copy_is_used_and_this_is_said_once(
 def test_gin_and_errors_name_the_id(server: FileServer, tmp_path: Path) -> None:
     corpus = write_text(tmp_path)
     file, *values = arguments("llama", "me/model@v1", corpus, tmp_path / "run")
-    run = read_run([file], [each.removeprefix("--gin.") for each in values])
+    run = read_run([file], [value.removeprefix("--gin.") for value in values])
     assert run.continued is not None and run.config.data.vocabulary == "me/model@v1"
     first, second, *_ = continued.lines(run.continued, run.config)
     assert first == "Continues from me/model@v1: a decoder-only model of 2 layers, width 32, 512 rows."
@@ -138,9 +138,9 @@ def test_gin_and_errors_name_the_id(server: FileServer, tmp_path: Path) -> None:
         "me/absent": "the hub has no model of that name, or it is private",
         "me/model@v2": "has no revision v2",
     }.items():
-        given = arguments("llama", name, corpus, tmp_path / "run")[1:]
+        with_name = arguments("llama", name, corpus, tmp_path / "run")[1:]
         with pytest.raises(InputError, match=sentence):
-            read_run([file], [each.removeprefix("--gin.") for each in given])
+            read_run([file], [value.removeprefix("--gin.") for value in with_name])
 
 
 def test_a_hub_id_is_trimmed_as_its_folder_is(

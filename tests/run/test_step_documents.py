@@ -88,7 +88,9 @@ def test_the_documents_of_a_step_are_those_of_its_rows(config: RunConfig, capsys
 def test_what_cannot_be_found_is_said(config: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="There is no step 0: steps count from 1"):
         documents_of_step(config.model_dir, 0)
-    with pytest.raises(InputError, match=r"There is no step 1,000,000: \S+ ends with step 8, .* a step up to 1,008\."):
+    with pytest.raises(
+        InputError, match=r"Step 1,000,000 is too far behind the end of \S+: it ends with step 8, .* up to 1,008\."
+    ):
         documents_of_step(config.model_dir, 1_000_000)
     with pytest.raises(InputError, match=r"No row of step 5 is in .*skipped_batches.jsonl: give all rows"):
         documents_of_step(config.model_dir, 5, stood_out=True)

@@ -1,11 +1,14 @@
 """What is waited for has a limit, and so has the thread that waits."""
 
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import tensorstore as ts
 
-from limba.storage.failures import limited, waited
+from limba.storage.failures import for_each, limited, waited
 from tests.waiting import wait_until
 
 
@@ -18,3 +21,33 @@ def test_a_thread_that_waits_for_tensorstore_ends_at_its_limit() -> None:
     promise.set_result(7)
     assert waited(future) == 7
     assert limited(lambda: waited(future), 30.0, "the read of a test") == 7
+
+
+def test_calls_on_several_threads_keep_the_order_and_raise_the_first_error() -> None:
+    begun: list[str] = []
+
+    def call(name: str) -> str:
+        begun.append(name)
+        if name == "3":
+            raise OSError("number 3")
+        if begun[0] == "0":
+            time.sleep(0.01)
+        return name * 2
+
+    assert for_each(call, map(str, [5, 4, 6]), 2) == ["55", "44", "66"]
+    assert for_each(call, [], 2) == []
+    begun.clear()
+    with pytest.raises(OSError, match="number 3"):
+        for_each(call, map(str, range(1_000)), 1)
+    assert len(begun) < 1_000, "what had not begun is left"
+
+
+def test_a_program_does_not_wait_at_its_end_for_calls_that_stand_still() -> None:
+    program = (
+        "import time\n"
+        "from limba.storage.failures import for_each, limited\n"
+        "try: limited(lambda: for_each(lambda name: time.sleep(600), 'ab', 2), 0.2, 'the removal')\n"
+        "except TimeoutError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "the removal has not ended after 0 s\n"), done.stderr

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -136,7 +136,9 @@ def complete(source: Source) -> Continued | None:
         source.bindings += _rows_that_fit(source, model)
     num_before = len(source.bindings)
     source.bindings += behind
-    if model is not None and model.family == T5:  # of the other families' objectives one is for trained models
+    if (
+        model is not None and model.family == T5
+    ):  # the other families have one objective that a trained model can go on with
         source.bindings[num_before:num_before] = _of_other_objectives(source, model)
     return model
 
@@ -217,7 +219,8 @@ def _set_by(continued: Continued) -> Iterator[tuple[str, object]]:
         yield "DataConfig.task_feature_lengths", dict(run.data.task_feature_lengths)
         for field_name in OF_OBJECTIVE:
             value = getattr(run.data, field_name)
-            if value is not None:
+            # A run without a span length has its objective's own, and not that of gin/recipes/continue_byt5.gin.
+            if value is not None or field_name == "mean_noise_span_length":
                 yield f"DataConfig.{field_name}", value
 
 
@@ -254,9 +257,11 @@ def _of_other_objectives(source: Source, model: Continued) -> Sequence[Binding]:
         from limba.data.objectives.choice import function_of
         from limba.data.objectives.token_blocks import unwrapped
     objective = _value_of(source, "OBJECTIVE", "config.DataConfig.objective")
-    if not isinstance(objective, str) or objective not in OBJECTIVES:
-        return []  # the task's own, or a name that is refused later
-    choices = inspect.signature(unwrapped(function_of(objective))).parameters
+    choices: Container[str] = ()  # of the task's own objective, which has its choices already
+    if objective is not None:
+        if not isinstance(objective, str) or objective not in OBJECTIVES:
+            return []  # a name that is refused later
+        choices = inspect.signature(unwrapped(function_of(objective))).parameters
     taken_back = []
     for name in OF_OBJECTIVE:
         is_set = _value_of(source, f"config.DataConfig.{name}") not in (None, REQUIRED)

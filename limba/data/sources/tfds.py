@@ -114,7 +114,7 @@ class TfdsSource(UnitSource):
         data_dir = self._folder
         if self._community is None or not data_dir:
             return None
-        # The directory's own name is no pattern, `community` is one.
+        # `community` may be a pattern; the directory's own name must not be taken for one.
         files = epath.Path(glob.escape(str(data_dir))).glob(f"{self._community}/*/dataset_info.json")
         folders = sorted(path.parent for path in files)
         if len({path.parent for path in folders}) > 1:

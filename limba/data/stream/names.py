@@ -41,43 +41,47 @@ class BatchDocuments(NamedTuple):
     by_shard: Mapping[int, Sequence[Sequence[Document]]]
     recipe: Recipe | None
 
-    def of_row(self, shard: int, row: int, most_chunks: int | None = None) -> list[NamedDocument]:
-        """Returns the documents of a row; reads their units up to them, and raises what their source raises.
+    def of_row(self, shard: int, row: int, most_bytes: int | None = None) -> Iterator[NamedDocument]:
+        """Yields the documents of a row; reads their units up to them, and raises what their source raises.
 
-        With `most_chunks` it raises InputError for a document that lies behind more of its unit, as in a large
-        compressed file.
+        With `most_bytes` a document with more of its unit before it, as in a large compressed file, is left out, and
+        InputError is raised after the others.
         """
         of_rows = self.by_shard.get(shard, ())
         if self.recipe is None or row >= len(of_rows):
-            return []
-        return list(named(self.recipe, of_rows[row], most_chunks))
+            return
+        yield from named(self.recipe, of_rows[row], most_bytes)
 
 
 NO_DOCUMENTS = BatchDocuments({}, None)
 
 
-def named(recipe: Recipe, documents: Iterable[Document], most_chunks: int | None = None) -> Iterator[NamedDocument]:
+def named(recipe: Recipe, documents: Iterable[Document], most_bytes: int | None = None) -> Iterator[NamedDocument]:
     """Yields the documents with their names and texts, the pieces of one document together; see `of_row`."""
     pieces: dict[tuple[int, int, int, int], list[int]] = {}
     for document in documents:
         key = (document.task, document.unit, document.chunk, document.row)
         pieces.setdefault(key, []).append(document.piece)
+    too_far = None
     for (number, unit, chunk, row), read in pieces.items():
         part = recipe.parts[number]
         source = recipe.sources[part.name]
-        if most_chunks is not None and chunk > most_chunks:
-            behind = chunk * chunk_bytes(source.num_tasks) >> 20
+        before = chunk * chunk_bytes(source.num_tasks)
+        if most_bytes is not None and before > most_bytes:
             unit_of_document = source.units(recipe.config.train_split)[unit]
-            raise InputError(
-                f"one of them lies behind {behind:,} MB of {unit_of_document.name}, which is read from its beginning;"
-                " inspect the step to have it named."
+            too_far = InputError(
+                f"one of them lies behind {before >> 20:,} MB of {unit_of_document.name}, which is read from its"
+                " beginning; inspect the step to have it named."
             )
+            continue
         unit_name, row_of_unit, content = source.document(recipe.config.train_split, unit, chunk, row)
         parts = source.pieces(content)
         text = b" ".join(parts[piece] for piece in dict.fromkeys(read))
         vocabulary = part.output_features["targets"].vocabulary
         text_of_document = _text(source, text, vocabulary)
         yield NamedDocument(part.name, unit_name, row_of_unit, text_of_document, is_without_tensorflow(part))
+    if too_far is not None:
+        raise too_far
 
 
 def _text(source: UnitSource, document: bytes, vocabulary: Vocabulary) -> str:

@@ -142,7 +142,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _check_model(args: argparse.Namespace, kind: str) -> None:
-    """Raises InputError for a size, a published model or a language that cannot be."""
+    """Raises InputError for a size or a language that is not known, and for --from beside --size or --kind."""
     from limba.tools.corpus import languages, sizes
 
     if args.start and (args.size or args.kind):

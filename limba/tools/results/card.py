@@ -72,7 +72,7 @@ def put(card: Path, columns: Sequence[str], table: Table, suite: Suite, notes: S
     data.model_name = data.get("model_name") or card.parent.resolve().name
     begin = BEGIN.format(suite.name)
     end = END.format(suite.name)
-    lines = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
+    lines = "\n".join(f"{number}. {' '.join(note.split())}" for number, note in enumerate(notes, 1))
     section = f"{begin}\n## Results: {suite.name}\n\n{table.markdown()}\n\n{lines}\n{end}\n"
     text = re.sub(rf"\n*{re.escape(begin)}.*?{re.escape(end)}\n?", "\n", old_card.text, flags=re.DOTALL)
     write_whole(str(card), f"---\n{data.to_yaml()}\n---\n{text.rstrip()}\n\n{section}")

@@ -65,7 +65,9 @@ def draws_of_ratio(outcome: Outcome, protocol: Protocol) -> Draws:
     sizes = np.array(outcome.sizes or [1.0] * len(numbers), np.float64)
     begins = range(0, len(numbers), math.ceil(len(numbers) / protocol.most_blocks))
     counts = resamples([str(begin) for begin in begins], protocol)
-    return {figure: counts @ np.add.reduceat(numbers, begins) / (counts @ np.add.reduceat(sizes, begins))}
+    sums = counts @ np.add.reduceat(numbers, begins)
+    sizes_drawn = np.maximum(1.0, counts @ np.add.reduceat(sizes, begins))  # as in the figure itself
+    return {figure: sums / sizes_drawn}
 
 
 def compared(values: Mapping[str, OfSeeds], drawn: Mapping[str, Draws], protocol: Protocol) -> list[Comparison]:

@@ -101,7 +101,7 @@ def place_of(folder: str, name: str) -> Path:
         raise InputError(f"{file.address} is not on this machine yet; run {file.download}.")
     path = Path(folder).expanduser() / Path(name).expanduser()
     if path.exists():
-        raise InputError(f"{path} is no regular file; name the folder of the suite's files as --data=FOLDER.")
+        raise InputError(f"{path} is not a regular file; name the folder of the suite's files as --data=FOLDER.")
     raise InputError(f"{path} does not exist; name the folder of the suite's files as --data=FOLDER.")
 
 

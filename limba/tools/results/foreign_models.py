@@ -84,8 +84,9 @@ class OpenModel:
         return min(lengths)
 
     def check_knows(self, ids: Set[int], what: str) -> None:
-        """Raises InputError if the ids of some texts are nothing but special ones: the tokenizer has no vocabulary."""
-        if ids <= {*self.tokenizer.all_special_ids}:
+        """Raises InputError if the tokenizer has no vocabulary: the ids of some texts are nothing but special ones."""
+        special = {*self.tokenizer.all_special_ids}
+        if len(self.tokenizer) <= len(special) and ids <= special:
             raise InputError(
                 f"The tokenizer of {self.name} knows no word of {what}: all that it gives is"
                 f" {' '.join(sorted(map(str, self.tokenizer.convert_ids_to_tokens([*ids]))))}; copy its vocabulary"

@@ -332,9 +332,9 @@ class Measured:
         self.table.sort([read.task.name for read in self.tasks])
         self.notes.append(
             "intervals over examples: bootstrap of the test examples, by documents where they have them,"
-            f" {self.protocol.resamples:,} samples; over seeds: Student's; best (*): better than each other row by the"
-            " paired bootstrap over examples and, where there are several seeds, by Welch's test over them (p < 0.05 of"
-            " each pair by both, in results.json)"
+            f" {self.protocol.resamples:,} samples; over seeds: Student's; best (*): better than chance, and than each"
+            " other row by the paired bootstrap over examples and, where there are several seeds, by Welch's test over"
+            " them (p < 0.05 of each pair by both, in results.json)"
         )
 
     def _drawn(self, read: Read) -> tuple[dict[str, Draws], int]:

@@ -100,7 +100,11 @@ class Table:
         for figure, cells in blocks.items():
             means = {model: cells[model].mean for model in drawn if model in cells}
             best = best_of(figure, means, self.comparisons[task], protocol, fewer_is_better)
-            if best is not None and marks_best:
+            if best is None or not marks_best:
+                continue
+            rules = [cell.mean for model, cell in cells.items() if model not in drawn]  # such as chance
+            best_end = min if fewer_is_better else max
+            if best_end([means[best], *rules]) == means[best]:
                 cells[best] = cells[best]._replace(is_best=True)
 
     def _lines(self, bold: tuple[str, str]) -> Iterator[list[str]]:

@@ -37,8 +37,8 @@ def fitting(inputs: int, density: float, mean: float) -> tuple[int, int] | None:
         raw += 1
     targets = lengths_of(raw, density, mean)[1]
     if density == 0.5 and targets > inputs:
-        raw = raw - 1
-        targets = targets - 1
+        raw -= 1
+        targets -= 1
     if raw < 2:
         return None
     noise, number = spans.num_noise(raw, density, mean)

@@ -100,9 +100,10 @@ def test_two_hosts_read_the_same_batches_as_one(pairs: Path) -> None:
     ):
         for _ in range(96):
             one = next(whole)
-            (left, right) = (next(a), next(b))
+            left = next(a)
+            right = next(b)
             assert numbers(one) == numbers(left | right, EVERY)
-        assert [next(hosts, None) for hosts in (whole, a, b)] == [None] * 3
+        assert [next(stream, None) for stream in (whole, a, b)] == [None] * 3
 
 
 @pytest.mark.parametrize(("num_pairs", "num_epochs"), [(1, 3), (33, 3), (1001, 2)])

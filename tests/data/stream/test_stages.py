@@ -238,9 +238,8 @@ def test_stages_have_objectives_of_their_own_and_an_encoder_s_rows_fit_one_progr
     assert [(stage.objective, stage.causal_share) for stage in of_stages.values()] == [
         ("whole_word_masked_lm", share) for share in (1.0, 0.0, 1.0)
     ]
-    assert all(
-        stage.data_files == encoder.data_files for stage in of_stages.values()
-    )  # the corpus of the run in all of them
+    # The corpus of the run is in all of them.
+    assert all(stage.data_files == encoder.data_files for stage in of_stages.values())
     other = dataclasses.replace(encoder, stages=((4, "stages_b", "masked_lm"),)).of_stages[4]
     assert (other.data_files, other.objective, other.num_predicted) == (None, "masked_lm", 32)
     # One that never stopped, and one that stops at, before and after the border.

@@ -34,7 +34,8 @@ def _live(run: epath.Path) -> None:
     folder = run / "checkpoints"
     states.save(run, 10, 20, 30, config=CONFIG)
     (folder / "30" / "data" / "metadata").write_text("{")
-    (folder / "40" / "data").mkdir(parents=True)  # in a bucket without a manifest, on a disk without a manifest too
+    # Half a step: in a bucket by its lack of a manifest, on a disk by its name, below.
+    (folder / "40" / "data").mkdir(parents=True)
     (folder / "40" / "data" / "metadata").write_text("half")
     if "://" not in str(folder):
         (folder / "40").rename(folder / "40.0123456789abcdef.unfinished")

@@ -166,8 +166,8 @@ class Run:
         documents: dict[int, dict[str, None]] = {}  # a dict for a set that keeps its order: each document once
         for entry in self.skipped():
             try:
-                named = [document for row in entry["rows"] for document in row.get("documents", ())]
-                names = [f"{name['source']}, {name['unit']}, row {int(name['document']):,}" for name in named]
+                places = [place for row in entry["rows"] for place in row.get("documents", ())]
+                names = [f"{place['source']}, {place['unit']}, row {int(place['document']):,}" for place in places]
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # a line of another kind
             documents.setdefault(entry["batch"], {}).update(dict.fromkeys(names))
