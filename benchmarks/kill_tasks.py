@@ -29,9 +29,10 @@ def add_function() -> None:
     from limba.data.bridge.seqio_objects import vocabulary_as_seqio
 
     def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
-        text = tf.TensorSpec((), tf.string)
         del shuffle_files, seed
-        return tf.data.Dataset.from_generator(lambda: SOURCE.texts(split), output_signature={"text": text})
+        text = tf.TensorSpec((), tf.string)
+        documents = lambda: ({"text": document} for document in SOURCE.texts(split))
+        return tf.data.Dataset.from_generator(documents, output_signature={"text": text})
 
     source: Any = seqio.FunctionDataSource(dataset_fn, splits=("train", "validation"))  # seqio's own type is narrower
     seqio.TaskRegistry.add(

@@ -188,13 +188,20 @@ def _add_to_seqio(*made: Provider) -> None:
 class _SeqioFinder(MetaPathFinder):
     """Finds seqio where it is, and registers all tasks and mixtures in it as soon as it is imported."""
 
+    def __init__(self) -> None:
+        self._is_asking = False  # the other finders, of which one may ask all finders, this one too
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "seqio":
+        if fullname != "seqio" or self._is_asking:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        module_spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        self._is_asking = True
+        try:
+            module_spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        finally:
+            self._is_asking = False
         if module_spec is None or module_spec.loader is None:
             return module_spec
         execute = module_spec.loader.exec_module

@@ -91,6 +91,25 @@ def test_what_is_registered_now_is_in_both() -> None:
     assert isinstance(provider, Task) and not isinstance(provider, Mixture) and isinstance(made, Task)
 
 
+def test_a_user_s_module_may_register_a_task_before_it_imports_seqio(tmp_path: Path) -> None:
+    """Of the finders that are there while it is imported, one asks all the others."""
+    (tmp_path / "mine.py").write_text(
+        "from limba.data.registry import TaskRegistry\n"
+        "from limba.data.sources import FileSource\n"
+        "TaskRegistry.add('mine', FileSource('a.txt'), {}, [])\n"
+        "import seqio\n"
+    )
+    program = (
+        "from limba.tools.migrate import old_datasets\n"
+        "with old_datasets.importing():\n"
+        "    import mine\n"
+        "print(*mine.seqio.TaskRegistry.names())\n"
+    )
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=variables, timeout=300)
+    assert done.returncode == 0 and "mine" in done.stdout.split(), done.stderr[-2000:]
+
+
 def test_a_user_s_task_of_seqio_is_found() -> None:
     theirs = seqio.TaskRegistry.add(
         "registered_theirs",
