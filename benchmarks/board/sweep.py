@@ -53,7 +53,9 @@ def sweep(trials: Sequence[Trial], text: Text, board: Path) -> Iterator[dict[str
     table = {(trial.seed, json.dumps(trial.settings, sort_keys=True)): trial for trial in left}
     grid = [[table.get((seed, json.dumps(point, sort_keys=True))) for point in settings] for seed in seeds]
     fixed = [{name: value for name, value in point.items() if name not in OWN} for point in settings]
-    if any(trial is None for row in grid for trial in row) or any(point != fixed[0] for point in fixed):
+    lacks_a_trial = any(None in row for row in grid)
+    differs_elsewhere = any(point != fixed[0] for point in fixed)
+    if lacks_a_trial or differs_elsewhere:
         raise InputError("A sweep runs each seed with each rate, and nothing else may differ: run these one by one.")
     after = {"momentum", "weight_decay"} & fixed[0].keys()  # of Adafactor, whose rate is not the last factor then
     if after and recipe_of(left[0].recipe).optimizer["name"] == "adafactor":

@@ -76,10 +76,12 @@ def write_corpus(
 
 def _files(patterns: str) -> list[str]:
     paths_by_pattern = [sorted(glob.glob(os.path.expanduser(part.strip()))) for part in patterns.split(",")]
+    paths: list[str] = []
     for pattern, files in zip(patterns.split(","), paths_by_pattern, strict=True):
         if not files:
             raise InputError(f"--corpus is {patterns}, and no file is named {pattern.strip()}; correct the path.")
-    return [path for files in paths_by_pattern for path in files]
+        paths += files
+    return paths
 
 
 def divided(patterns: str, board: Path) -> Text:

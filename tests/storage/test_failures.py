@@ -45,9 +45,10 @@ def test_calls_on_several_threads_keep_the_order_and_raise_the_first_error() -> 
 
 def test_a_program_does_not_wait_at_its_end_for_calls_that_stand_still() -> None:
     program = (
-        "import time\n"
+        "import threading\n"
         "from limba.storage.failures import for_each, limited\n"
-        "try: limited(lambda: for_each(lambda name: time.sleep(600), 'ab', 2), 0.2, 'the removal')\n"
+        "never = threading.Event()\n"
+        "try: limited(lambda: for_each(lambda name: never.wait(), 'ab', 2), 0.2, 'the removal')\n"
         "except TimeoutError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -150,7 +150,9 @@ class DataPositions:
         all_changes = Changes()
         notes = list[str]()
         for name, num_files in identity["num_files"].items():
-            then = {index: mark for position in saved.values() for index, mark in position.files.get(name, {}).items()}
+            then: dict[int, Mark] = {}
+            for position in saved.values():
+                then.update(position.files.get(name, {}))
             some = changes(then, num_files, now.files.get(name, ()))
             all_changes.touched += some.touched
             if identity["files"] != now.digest:

@@ -273,7 +273,10 @@ class ReaderProcesses(Stream):
         return [(reader, answer) for reader, answer in pairs if reader.lost is None]
 
     def skipped(self) -> list[tuple[str, str]]:
-        return [entry for _, entries in self._living("skipped") for entry in entries]
+        skipped: list[tuple[str, str]] = []
+        for _, of_reader in self._living("skipped"):
+            skipped += of_reader
+        return skipped
 
     def epochs(self) -> dict[str, float]:
         return self._mean("epochs")

@@ -166,7 +166,10 @@ class TrainStream(Stream):
         return BatchDocuments(self._documents, self._recipe)
 
     def skipped(self) -> list[tuple[str, str]]:
-        return [pair for source in self._recipe.sources.values() for pair in source.skipped]
+        skipped: list[tuple[str, str]] = []
+        for source in self._recipe.sources.values():
+            skipped += source.skipped
+        return skipped
 
     def epochs(self) -> dict[str, float]:
         of_shards = []

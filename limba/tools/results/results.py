@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import re
@@ -396,7 +397,7 @@ def _write(folder: Path, measured: Measured, suite: Suite, models: Sequence[str]
         f"{table.latex()}\n" + "".join(f"% {note}\n" for note in numbered),
         json.dumps({**document, "cells": table.json(), "comparisons": table.pairs()}, indent=1, ensure_ascii=False)
         + "\n",
-        chart.svg(table, [column for columns in measured.columns.values() for column in columns]),
+        chart.svg(table, [*itertools.chain.from_iterable(measured.columns.values())]),
     )
     written = dict(zip(TABLES, texts, strict=True))
     for name, text in written.items():

@@ -48,7 +48,9 @@ class FineTuning:
         self._mean = float(np.mean(np.array(values, np.float64)))
         self._deviation = float(np.std(np.array(values, np.float64))) or 1.0
         sample = self._read(evenly(parts.train, MOST_SAMPLED))
-        ids = {number for reading in sample for number in reading.feature["input_ids"]}
+        ids = set[int]()
+        for reading in sample:
+            ids.update(reading.feature["input_ids"])
         model.check_knows(ids, f"the training part of {task.name}")
 
     def outcome(self, setting: Setting, seed: int, on_test: bool, is_random: bool) -> Outcome:

@@ -166,7 +166,9 @@ class Run:
         documents: dict[int, dict[str, None]] = {}  # a dict for a set that keeps its order: each document once
         for entry in self.skipped():
             try:
-                places = [place for row in entry["rows"] for place in row.get("documents", ())]
+                places = list[dict[str, Any]]()
+                for row in entry["rows"]:
+                    places += row.get("documents", ())
                 names = [f"{place['source']}, {place['unit']}, row {int(place['document']):,}" for place in places]
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue  # a line of another kind
