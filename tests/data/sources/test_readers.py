@@ -74,6 +74,49 @@ def test_a_json_file_may_be_one_array(tmp_path, suffix, indent, form, monkeypatc
     assert reader(units[0], 0) == ChunkReader("text")(units[0], 0)
 
 
+# A line, and what json reads of it in the column "text": None where that is no text.
+ODD_LINES = {
+    "half of a surrogate pair": (rb'{"text": "a\ud800b"}', "a?b"),
+    "half of a surrogate pair in a name": (rb'{"\udc00": 1, "text": "a"}', "a"),
+    "a pair": (rb'{"text": "\ud83d\ude00"}', "😀"),
+    "not a number": (b'{"score": NaN, "text": "a"}', "a"),
+    "infinity": (b'{"score": [Infinity, -Infinity, 1e400], "text": "a"}', "a"),
+    "a number of more than 64 bits": (b'{"id": 123456789012345678901234567890, "text": "a"}', "a"),
+    "a name twice": (b'{"text": "first", "text": "last"}', "last"),
+    "a name twice, a null before": (b'{"text": null, "text": "last"}', "last"),
+    "NUL": (rb'{"text": "a\u0000b"}', "a\0b"),
+    "space around": (b' \t{"text": "a"} \r', "a"),
+    "deep": (b'{"x": ' + b"[" * 500 + b"]" * 500 + b', "text": "a"}', "a"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_LINES)
+def test_each_line_that_json_reads_gives_json_s_text(tmp_path, name):
+    line, text = ODD_LINES[name]
+    path = tmp_path / "odd.jsonl"
+    usual = [b'{"text": "%d"}' % number for number in range(3)]
+    path.write_bytes(b"\n".join([usual[0], line, *usual[1:], line]))
+    assert read_all([listing.Unit(str(path), 0, path.stat().st_size)]) == ["0", text, "1", "2", text]
+
+
+@pytest.mark.parametrize(
+    ("value", "held"), [("123456789012345678901234567890", "int"), ("1e400", "float"), ("[[1]]", "list")]
+)
+def test_a_value_that_is_no_text_is_named_as_json_reads_it(tmp_path, value, held):
+    path = tmp_path / "odd.jsonl"
+    path.write_text(f'{{"text": "a"}}\n{{"text": {value}}}\n')
+    with pytest.raises(InputError, match=f"odd.jsonl line 2 holds {held} in column 'text', not text"):
+        read_all([listing.Unit(str(path), 0, path.stat().st_size)])
+
+
+@pytest.mark.parametrize("line", [b'{"text": "a"', b'{"text": "\x01"}', b'{"text": "\xff"}', b'{"text": 01}', b"[1] 2"])
+def test_a_line_that_json_refuses_is_refused_in_our_sentence(tmp_path, line):
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + line + b"\n")
+    with pytest.raises(InputError, match=r"odd.jsonl (line 2 is not JSON|is not UTF-8 at byte \d+ \(line 2\))"):
+        read_all([listing.Unit(str(path), 0, path.stat().st_size)])
+
+
 def test_long_records_of_an_array_are_read_whole(tmp_path):
     texts = ["ș" * 3_000_000, "short", "x" * 2_000_000]
     path = tmp_path / "long.json"
