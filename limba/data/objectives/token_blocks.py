@@ -222,7 +222,7 @@ def tokenizer_of(
         vectors = lambda ids: [np.frombuffer(id_bytes, "<i4") + offset for id_bytes in ids]
 
     def tokens(documents: Sequence[bytes]) -> list[np.ndarray]:
-        token_ids = [vector.astype(np.int32, copy=False) for vector in vectors(documents)]
+        token_ids = vectors(documents)
         if len(begin) + len(end):
             token_ids = [np.concatenate([begin, vector, end]) if len(vector) else vector for vector in token_ids]
         return token_ids

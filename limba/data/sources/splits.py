@@ -224,6 +224,8 @@ class Splits:
         """Returns a document in pieces of at most PIECE_BYTES."""
         if len(self.keys) > 1:  # the texts of a row belong together
             return [text]
+        if 0 < len(text) <= PIECE_BYTES:
+            return [text]
         # By index: a copy of the rest after each piece would take minutes for a document of 100 MB.
         pieces = []
         start = 0
@@ -343,7 +345,7 @@ class Splits:
                 documents = documents if left is None else documents[:left]
                 left = None if left is None else left - len(documents)
                 chunk_counts.append(len(documents))
-                num_pieces += sum(len(self.pieces(text)) if len(text) > PIECE_BYTES else 1 for text in documents)
+                num_pieces += sum(len(self.pieces(text)) for text in documents)
                 num_bytes += sum(map(len, documents))
                 if left is not None and left > 0 and num_bytes > CHOSEN_BYTES:
                     raise ConfigError(

@@ -166,14 +166,18 @@ def test_rows_are_those_of_their_masks(length: int, end: int | None) -> None:
 
 def test_lengths_of_spans_follow_the_order_of_the_draws() -> None:
     """t5 shuffles num_segments - 1 ones among num_items - 1 places by sorting the draws; equal ones stay in order."""
-    draws = np.array([[3, 1, 9, 2, 5], [5, 5, 5, 5, 5]], np.uint32) << np.uint32(16)
+    of_noise = np.array([[3, 1, 9, 2, 5], [5, 5, 5, 5, 5]], np.uint32) << np.uint32(16)
+    of_text = of_noise[::-1, ::-1]
     for number in range(1, 7):
-        wanted = []
-        for row in draws:
-            order = np.argsort(row, kind="stable")
-            ends = [index + 1 for index, item in enumerate(order) if item < number - 1]
-            wanted.append(np.diff([0, *ends, 6]).tolist())
-        assert spans._random_segments(6, number, draws).tolist() == wanted
+        masks = spans.random_spans_noise_mask(12, [of_noise, of_text], 0.5, 6 / number)
+        for mask, *draws in zip(masks, of_text, of_noise, strict=True):
+            wanted = []
+            for row in draws:
+                order = np.argsort(row, kind="stable")
+                ends = [index + 1 for index, item in enumerate(order) if item < number - 1]
+                wanted.append(np.diff([0, *ends, 6]).tolist())
+            lengths = [len(list(run)) for _, run in itertools.groupby(mask)]
+            assert [lengths[::2], lengths[1::2]] == wanted
 
 
 @pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.5, 1.0)])
