@@ -4,6 +4,7 @@
     python -m benchmarks.data_pipeline --files='corpus/*.jsonl' --vocabulary=my.model
     python -m benchmarks.data_pipeline --t5=CHECKOUT --in_tensorflow    # preprocessors in TensorFlow
     python -m benchmarks.data_pipeline --t5=CHECKOUT --undivided        # and a source that cannot be divided
+    python -m benchmarks.data_pipeline --t5=CHECKOUT --tfds             # and a data set of TensorFlow Datasets
     python -m benchmarks.data_pipeline --corpora=1000 --json            # a mixture of so many corpora, at 16 shards
 
 Tokens are the text's tokens before corruption. CPU seconds are of all threads of a process that
@@ -11,7 +12,7 @@ does nothing else. `--t5=CHECKOUT` (and `pip install babel`) times t5's own span
 
 With `--in_tensorflow` a task as users of T5X write it is timed: seqio's tokenization and t5's own span corruption on
 text files, as seqio's `get_dataset` alone reads it, and with 1 and 16 data shards, in turn. With `--undivided` its
-source is a seqio.FunctionDataSource of a generator.
+source is a seqio.FunctionDataSource of a generator, with `--tfds` a seqio.TfdsDataSource of a prepared data set.
 
 With `--corpora` a mixture of so many tasks, each with a corpus of its own of `--megabytes` divided by their number, is
 read at 16 shards, until each shard has opened nearly each corpus.
@@ -42,6 +43,9 @@ RAW_TOKENS = 568
 ROWS = 128  # of a batch
 ROUNDS = 3  # of the measurements of tasks in TensorFlow; their medians count
 ALONE = 0  # in place of a number of shards: read by seqio alone
+IN_TENSORFLOW = ("in_tensorflow", "undivided", "tfds")  # measurements of tasks in TensorFlow, by their source
+TFDS_NAME = "corpus"
+TFDS_VERSION = "1.0.0"
 
 
 def _write_corpus(directory: Path, megabytes: float) -> str:
@@ -101,20 +105,38 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Gene
         yield int(batch["inputs"].shape[0]) * RAW_TOKENS
 
 
-def _in_tensorflow(files: str, vocabulary: str, num_shards: int, t5: str | None, is_undivided: bool) -> Generator[int]:
-    """Yields the same of a task with preprocessors in TensorFlow; with ALONE as its shards, as seqio alone reads it.
+def _write_tfds(directory: Path, files: str) -> str:
+    """Writes the documents of files as a data set of TensorFlow Datasets; returns its data_dir."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
 
-    With `is_undivided` its source is a function: a generator of texts, which TensorFlow calls.
-    """
+    from limba.data.sources import FileSource
+
+    texts = tf.data.Dataset.from_generator(
+        lambda: ({"text": text} for text in FileSource(files).texts("train")),
+        output_signature={"text": tf.TensorSpec((), tf.string)},
+    )
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name=TFDS_NAME,
+        version=TFDS_VERSION,
+        features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+        split_datasets={"train": texts},
+        data_dir=str(directory / "tfds"),
+    )
+    return str(directory / "tfds")
+
+
+def _source(what: str, files: str) -> Any:
+    """Returns the source of a task in TensorFlow; `files` is a pattern, or the data_dir of a data set of TFDS."""
     import seqio
     import tensorflow as tf
 
-    from limba.config import DataConfig
-    from limba.data.bridge.seqio_objects import vocabulary_as_seqio
     from limba.data.sources import FileSource
-    from limba.data.stream.stages import open_stream
-    from limba.data.tasks import resolve_task
-    from limba.data.vocabulary.load import load_vocabulary
+
+    if what == "in_tensorflow":
+        return FileSource(files)
+    if what == "tfds":
+        return seqio.TfdsDataSource(f"{TFDS_NAME}:{TFDS_VERSION}", tfds_data_dir=files)
 
     def texts() -> Generator[str]:
         while True:
@@ -124,15 +146,28 @@ def _in_tensorflow(files: str, vocabulary: str, num_shards: int, t5: str | None,
         del split, shuffle_files, seed
         return tf.data.Dataset.from_generator(texts, output_signature={"text": tf.TensorSpec((), tf.string)})
 
+    function: Any = dataset_fn  # seqio's own type of it is narrower
+    return seqio.FunctionDataSource(function, splits=("train",))
+
+
+def _in_tensorflow(what: str, files: str, vocabulary: str, num_shards: int, t5: str | None) -> Generator[int]:
+    """Yields the same of a task with preprocessors in TensorFlow; with ALONE as its shards, as seqio alone reads it."""
+    import seqio
+    import tensorflow as tf
+
+    from limba.config import DataConfig
+    from limba.data.bridge.seqio_objects import vocabulary_as_seqio
+    from limba.data.stream.stages import open_stream
+    from limba.data.tasks import resolve_task
+    from limba.data.vocabulary.load import load_vocabulary
+
     def to_targets(dataset: tf.data.Dataset) -> tf.data.Dataset:
         as_pair = lambda document: {"inputs": "", "targets": document["text"]}
         return dataset.map(as_pair, num_parallel_calls=tf.data.AUTOTUNE)
 
-    function: Any = seqio.FunctionDataSource(dataset_fn, splits=("train",))  # seqio's own type of it is narrower
-    source: Any = function if is_undivided else FileSource(files)
     task = seqio.TaskRegistry.add(
         "in_tensorflow",
-        source=source,
+        source=_source(what, files),
         preprocessors=[
             to_targets,
             seqio.preprocessors.tokenize,
@@ -240,10 +275,10 @@ def measure(
     rows = max(8, ROWS // max(num_shards, 1))
     if what == "seqio":
         batches = _plain_seqio(files, vocabulary, rows, t5)
-    elif what in ("in_tensorflow", "undivided"):
+    elif what in IN_TENSORFLOW:
         import seqio  # noqa: F401  its start, and TensorFlow's, do not count
 
-        batches = _in_tensorflow(files, vocabulary, num_shards, t5, what == "undivided")
+        batches = _in_tensorflow(what, files, vocabulary, num_shards, t5)
     else:
         batches = _limba(files, vocabulary, num_shards, rows, num_processes)
     wall = time.perf_counter()
@@ -307,21 +342,25 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--undivided", action="store_true", help="time the same with a function as its source; needs --t5"
     )
+    parser.add_argument(
+        "--tfds", action="store_true", help="time the same with a data set of TFDS as its source; needs --t5"
+    )
     parser.add_argument("--corpora", type=int, default=0, help="time a mixture of so many corpora, at 16 shards")
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument(
-        "--only", choices=["limba", "seqio", "in_tensorflow", "undivided", "corpora"], help=argparse.SUPPRESS
-    )
+    parser.add_argument("--only", choices=["limba", "seqio", *IN_TENSORFLOW, "corpora"], help=argparse.SUPPRESS)
     parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if min(args.megabytes, args.processes) <= 0 or args.shards < ALONE:
         raise InputError("Megabytes and processes must be above 0.")
-    if args.in_tensorflow and args.undivided:
-        raise InputError("--in_tensorflow and --undivided are two measurements; give one of them.")
+    chosen = [what for what in IN_TENSORFLOW if getattr(args, what)]
+    if len(chosen) > 1:
+        raise InputError(
+            f"{' and '.join(f'--{what}' for what in chosen)} are {len(chosen)} measurements; give one of them."
+        )
     if args.corpora < 0:
         raise InputError(f"--corpora is {args.corpora}; give a whole number above 0.")
-    if args.t5 or args.in_tensorflow or args.undivided or args.only not in (None, "limba", "corpora"):
+    if args.t5 or chosen or args.only not in (None, "limba", "corpora"):
         _t5_file(args.t5)
     with environment.quiet_imports():
         import limba.data.sources.units  # noqa: F401  without TensorFlow's start-up notes
@@ -348,12 +387,14 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         texts = FileSource(files).texts("train")
         size = train_vocabulary((text for _, text in zip(range(2000), texts, strict=False)), 8000, vocabulary)
         print(f"a vocabulary of {size:,} pieces", file=sys.stderr)
+    if args.tfds:
+        files = _write_tfds(directory, files)
     common = [f"--files={files}", f"--vocabulary={vocabulary}", f"--megabytes={args.megabytes}"]
     if args.corpora:
         return _in_fresh_process([*common, "--only=corpora", f"--corpora={args.corpora}"])
-    if args.in_tensorflow or args.undivided:
-        what = "undivided" if args.undivided else "in_tensorflow"
-        return _compare_shards(what, [*common, f"--t5={args.t5}"])
+    for what in IN_TENSORFLOW:
+        if getattr(args, what):
+            return _compare_shards(what, [*common, f"--t5={args.t5}"])
 
     def limba(shards: int, cores: int, processes: int = 1) -> dict[str, float]:
         choices = ["--only=limba", f"--shards={shards}", f"--processes={processes}"]
