@@ -116,13 +116,15 @@ def _write_tfds(directory: Path, files: str) -> str:
         lambda: ({"text": text} for text in FileSource(files).texts("train")),
         output_signature={"text": tf.TensorSpec((), tf.string)},
     )
-    tfds.dataset_builders.store_as_tfds_dataset(
-        name=TFDS_NAME,
-        version=TFDS_VERSION,
-        features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
-        split_datasets={"train": texts},
-        data_dir=str(directory / "tfds"),
-    )
+    tfds.disable_progress_bar()
+    with contextlib.redirect_stdout(sys.stderr):  # it says there that it is done, and stdout is for JSON
+        tfds.dataset_builders.store_as_tfds_dataset(
+            name=TFDS_NAME,
+            version=TFDS_VERSION,
+            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+            split_datasets={"train": texts},
+            data_dir=str(directory / "tfds"),
+        )
     return str(directory / "tfds")
 
 
