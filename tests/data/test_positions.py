@@ -206,33 +206,36 @@ def test_a_new_pass_of_a_run_with_an_end_is_read_once_more(tmp_path: Path) -> No
     assert len(letters) == sum(map(len, texts))  # every byte once: neither the old text nor a second pass
 
 
-def _mixture(tmp_path: Path) -> DataConfig:
+def _mixture(folder: Path) -> dict[str, str]:
+    """Registers a mixture of two tasks as a process that starts now would; returns the choice of it."""
     features = {name: seqio.Feature(seqio.ByteVocabulary(100), dtype=tf.int32) for name in ("inputs", "targets")}
-    for name in ("a", "b"):
-        write(tmp_path / name / f"{name}.txt", [f"{name} {text}" for text in TEXTS])
+    if "positions_mixed" in seqio.MixtureRegistry.names():
+        seqio.MixtureRegistry.remove("positions_mixed")
+    for name in ("position_a", "position_b"):
+        if name in seqio.TaskRegistry.names():
+            seqio.TaskRegistry.remove(name)
         seqio.TaskRegistry.add(
-            f"position_{name}",
-            source=FileSource(f"{tmp_path}/{name}/*.txt"),
+            name,
+            source=FileSource(f"{folder}/{name}/*.txt"),
             preprocessors=[tokenize_documents, span_corruption],
             output_features=features,
         )
     seqio.MixtureRegistry.add("positions_mixed", [("position_a", 3.0), ("position_b", 1.0)])
-    return dataclasses.replace(CONFIG, mixture_or_task_name="positions_mixed")
+    return {"mixture_or_task_name": "positions_mixed"}
 
 
-def test_one_task_of_a_mixture_and_one_of_two_reader_processes(tmp_path: Path, monkeypatch) -> None:
-    mixed = {"mixture_or_task_name": _mixture(tmp_path).mixture_or_task_name}
-    before, rest = saved(None, **mixed)
+def test_one_task_of_a_mixture_and_one_of_two_reader_processes(tmp_path: Path) -> None:
+    for name in ("position_a", "position_b"):
+        write(tmp_path / name / f"{name}.txt", [f"{name} {text}" for text in TEXTS])
+    before, rest = saved(None, **_mixture(tmp_path))
     for _ in range(2):
-        for task in seqio.MixtureRegistry.get("positions_mixed").tasks:
-            task.source._files.clear(), task.source._units.clear(), task.source._marks.clear()  # as a new process
+        mixed = _mixture(tmp_path)
         with stream_of(None, **mixed) as stream:
             stream.begin(0, before)
             np.testing.assert_array_equal(taken(stream, 4), rest)
-    write(tmp_path / "b" / "b.txt", TEXTS[:200])
-    for task in seqio.MixtureRegistry.get("positions_mixed").tasks:
-        task.source._files.clear(), task.source._units.clear(), task.source._marks.clear()
-    with stream_of(None, **mixed) as stream, pytest.raises(InputError, match="/b/b.txt has changed since step 3"):
+    write(tmp_path / "position_b" / "position_b.txt", TEXTS[:200])
+    mixed = _mixture(tmp_path)
+    with stream_of(None, **mixed) as stream, pytest.raises(InputError, match="position_b.txt has changed since step 3"):
         stream.check(before)
     with stream_of(None, **mixed, on_changed_corpus="new_epoch") as stream:
         stream.begin(0, before)

@@ -3,14 +3,15 @@
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 import tasks.text_to_text  # noqa: F401  registers its tasks
@@ -21,6 +22,7 @@ from limba.data.stream.processes import Opening, ReaderProcesses
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 from tests.data.test_streams import config, flat, opened, taken  # noqa: F401  a fixture
+from tests.waiting import Clock
 
 
 @pytest.fixture
@@ -30,13 +32,14 @@ def once(config):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_processes_give_what_one_does(once):
+def test_processes_give_what_one_does(once, monkeypatch):
     task, lengths, alone = opened(once)
     apart = open_stream(task, lengths, once, range(4))
     again = streams.TrainStream(task, lengths, once, range(4))
     with contextlib.closing(alone), contextlib.closing(apart), contextlib.closing(again):
         taken(alone, 5)
-        stop(apart._readers[1], signal.SIGKILL)  # before it has read anything
+        _, second = readers()
+        stop(second, signal.SIGKILL)  # before it has read anything
         apart.begin(0, alone.positions())
         np.testing.assert_array_equal(taken(apart, 4), taken(alone, 4))
         assert apart.epochs() == pytest.approx(alone.epochs(), abs=0.2)
@@ -47,18 +50,26 @@ def test_processes_give_what_one_does(once):
         np.testing.assert_array_equal([flat(rows) for rows in apart], rest)  # padding where a shard has ended
         assert not flat(apart.empty()).any()
 
-        apart._readers[0].connection.close()  # as when this process dies
-        assert apart._readers[0].process.wait(60) == 0
+        def kill(process: subprocess.Popen) -> None:
+            raise AssertionError(f"process {process.pid} does not end by itself where nobody asks it any more")
+
+        monkeypatch.setattr(subprocess.Popen, "kill", kill)
+        monkeypatch.setattr(reader_processes, "SECONDS_TO_END", 120)
+    assert readers() == []
 
 
-def stop(reader: object, how: signal.Signals) -> None:
-    """Kills or stops a process, and waits until the kernel has done it."""
-    process = reader.process
+def readers() -> list[psutil.Process]:
+    """Returns the processes that read for this one, in the order in which they were started."""
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    reading = [child for child in children if "limba.data.stream.reader" in child.cmdline()]
+    return sorted(reading, key=lambda process: (process.create_time(), process.pid))
+
+
+def stop(process: psutil.Process, how: signal.Signals) -> None:
+    """Kills or stops a process, and waits until the kernel has done it; its end is left for the stream to find."""
     process.send_signal(how)
-    if how == signal.SIGKILL:
-        process.wait(60)
-        return
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    kind = os.WEXITED if how == signal.SIGKILL else os.WSTOPPED
+    os.waitid(os.P_PID, process.pid, kind | os.WNOWAIT)
 
 
 @pytest.mark.night
@@ -66,32 +77,41 @@ def test_a_process_that_is_gone_is_started_again_with_the_next_row(once, monkeyp
     """From the beginning, and from the positions looked at last; when none starts any more, what was read is saved."""
     limited = dataclasses.replace(once, read_timeout_seconds=1.0, read_attempts=2)  # the limit of an answer is 4 s
     task, lengths, alone = opened(limited)
+    clock = Clock()
+    monkeypatch.setattr(reader_processes, "time", clock)
+    clock.now = -200.0  # no positions are looked at before 0, and a start may take three times as long as the first
     with contextlib.closing(alone), contextlib.closing(open_stream(task, lengths, limited, range(4))) as apart:
-        apart._keep_at = math.inf
+        looks = []
+        positions = apart.positions
+        monkeypatch.setattr(apart, "positions", lambda: looks.append(clock.now) or positions())
+        clock.now = -100.0
         np.testing.assert_array_equal(taken(apart, 3), taken(alone, 3))
-        stop(apart._readers[0], signal.SIGKILL)
-        monkeypatch.setattr(reader_processes, "KEEP_SECONDS", 0.0)
-        apart._keep_at = 0.0
+        first, second = readers()
+        stop(first, signal.SIGKILL)
         assert apart.failure() is None
+        assert looks == []
+        clock.now = 1.0
         np.testing.assert_array_equal(taken(apart, 4), taken(alone, 4))
         assert apart.epochs() == pytest.approx(alone.epochs(), abs=0.2)
-        assert apart._since < 7
-        stop(apart._readers[1], signal.SIGSTOP)
+        assert looks == [1.0]
+        stop(second, signal.SIGSTOP)
         np.testing.assert_array_equal(taken(apart, 2), taken(alone, 2))
+        first, second = readers()
 
         monkeypatch.setattr(sys, "executable", "/bin/false")
         ask = apart._call_all
 
         def ask_and_kill(name: str) -> list:
             answers = ask(name)
-            stop(apart._readers[1], signal.SIGKILL)  # when the other one will give its next batch
+            if second.is_running():
+                stop(second, signal.SIGKILL)  # when the other one will give its next batch
             return answers
 
         apart._call_all = ask_and_kill
         for _ in range(2):
             with pytest.raises(RestartError, match=r"shards \[1, 3\] has ended \(1\), 3 times in a row; .* lower Data"):
                 next(apart)
-        assert apart._readers[0].process.poll() is None  # it goes on
+        assert readers() == [first]  # it goes on
         assert isinstance(apart.failure(), RestartError) and apart.epochs().keys() == alone.epochs().keys()
         with contextlib.closing(streams.TrainStream(task, lengths, limited, range(4))) as again:
             again.begin(0, apart.positions())

@@ -272,10 +272,16 @@ def test_stages_have_objectives_of_their_own_and_an_encoder_s_rows_fit_one_progr
 
 
 def as_a_new_process_finds(path: Path, name: str, texts: list[str]) -> None:
-    write(path, texts)
-    source = seqio.TaskRegistry.get(name).source
-    assert isinstance(source, FileSource)
-    source._files.clear(), source._units.clear(), source._marks.clear()
+    """Replaces a corpus, and registers its task as a process that starts now would."""
+    before = seqio.TaskRegistry.get(name)
+    seqio.TaskRegistry.remove(name)
+    seqio.TaskRegistry.add(
+        name,
+        source=FileSource(str(write(path, texts)), validation_percent=0.0),
+        preprocessors=before.preprocessors,
+        output_features=before.output_features,
+        shuffle_buffer_size=None,
+    )
 
 
 @pytest.mark.night
