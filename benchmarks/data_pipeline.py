@@ -140,13 +140,14 @@ def _source(what: str, files: str) -> Any:
     if what == "tfds":
         return seqio.TfdsDataSource(f"{TFDS_NAME}:{TFDS_VERSION}", tfds_data_dir=files)
 
-    def texts() -> Generator[str]:
+    def documents() -> Generator[dict[str, str]]:
         while True:
-            yield from FileSource(files).texts("train")
+            for text in FileSource(files).texts("train"):
+                yield {"text": text}
 
     def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         del split, shuffle_files, seed
-        return tf.data.Dataset.from_generator(texts, output_signature={"text": tf.TensorSpec((), tf.string)})
+        return tf.data.Dataset.from_generator(documents, output_signature={"text": tf.TensorSpec((), tf.string)})
 
     function: Any = dataset_fn  # seqio's own type of it is narrower
     return seqio.FunctionDataSource(function, splits=("train",))
