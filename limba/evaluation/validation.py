@@ -86,7 +86,9 @@ def loss_evaluation(
         began = time.monotonic()
         sums = jax.device_get([sums_of(params, place(*pair)) for pair in zip(batches, starts, strict=True)])
         total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
-        figures = _figures(total, num_bytes if reason is None else None)
+        nats_by_set = total.pop("nats_by_set")
+        numbers = {name: float(value) for name, value in total.items()}
+        figures = _figures(numbers, nats_by_set, num_bytes if reason is None else None)
         return {**figures, "seconds": time.monotonic() - began}
 
     # The names that `evaluate` gives, known before the first evaluation: a run checks its best metric against them.
@@ -94,21 +96,24 @@ def loss_evaluation(
     return LossEvaluation((*names, "seconds"), evaluate)
 
 
-def _figures(total: Mapping[str, np.ndarray], num_bytes: np.ndarray | None) -> Figures:
-    """Returns the figures of the sums over all batches; `num_bytes` by character set is None where it is not known."""
-    nats = float(total["nats"])
-    tokens = float(total["tokens"])
+def _figures(total: Mapping[str, float], nats_by_set: np.ndarray, num_bytes: np.ndarray | None) -> Figures:
+    """Returns the figures of the sums over all batches; the last two are by character set.
+
+    `num_bytes` is None where the vocabulary does not say how many bytes a token spells.
+    """
+    nats = total["nats"]
+    tokens = total["tokens"]
     figures = {
-        "loss": float(total["loss"]) / tokens,
+        "loss": total["loss"] / tokens,
         "cross_entropy": nats / tokens,
-        "accuracy": float(total["correct"]) / tokens,
+        "accuracy": total["correct"] / tokens,
         "perplexity": math.exp(min(nats / tokens, 700.0)),  # exp overflows float64 above 709
     }
     if num_bytes is not None:
         figures["bits_per_byte"] = nats / math.log(2) / max(int(num_bytes.sum()), 1)
     figures["target_tokens"] = int(tokens)
     if num_bytes is not None:
-        for character_set, nats_of_set, count in zip(SETS, total["nats_by_set"], num_bytes, strict=True):
+        for character_set, nats_of_set, count in zip(SETS, nats_by_set, num_bytes, strict=True):
             if count:
                 bits_name, bytes_name = _names_of(character_set)
                 figures[bits_name] = nats_of_set / math.log(2) / count
