@@ -123,7 +123,7 @@ def _figures(total: Mapping[str, float], nats_by_set: np.ndarray, num_bytes: np.
 
 def _names_of_figures(num_bytes: np.ndarray | None) -> list[str]:
     """Returns the names of what `_figures` gives."""
-    names = list(NAMES)
+    names: list[str] = list(NAMES)
     if num_bytes is None:
         names.remove("bits_per_byte")
         return names
