@@ -73,7 +73,13 @@ COMPILERS = {
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_choices(parser, size="base", batch=128, dtype="bfloat16", remat="minimal", scan=True)
-    parser.add_argument("--topology", default="v4-8", choices=[topology.name for topology in topologies.topologies()])
+    parser.add_argument(
+        "--topology",
+        default="v4-8",
+        metavar="TOPOLOGY",  # the choices are some six hundred
+        choices=[topology.name for topology in topologies.topologies()],
+        help="v4-8, h100-1, cpu-8, …",
+    )
     parser.add_argument("--average", type=float, help="decay of EvaluationConfig.average")
     parser.add_argument("--gradient_reduce_dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--logits", default="auto", choices=["auto", "whole", "chunked"])

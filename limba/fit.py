@@ -134,27 +134,8 @@ def finetune(
             " transformers or sentence-transformers, as the scripts of examples/ do."
         )
     opened = model.tokenizer if isinstance(model, TrainedModel) else sources.open_vocabulary(source)
-    if opened is None:
-        raise InputError(
-            f"{source.path} has no vocabulary beside it; open it as limba.load({source.path!r}, vocabulary=…), with a"
-            " path or 'byte', and give that."
-        )
-    name, vocabulary = opened
-    special = sources.special_ids_of(source, vocabulary)
-    if not special.has_t5_layout(source.model):
-        # The folder's files name its ids, and the run reads their tokenizer as transformers does.
-        name = name._replace(path=os.path.dirname(name.path) if os.path.isfile(name.path) else name.path)
-    elif source.kind == sources.HUGGING_FACE:
-        with quiet_imports():
-            from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary
-        # The run reads its text as a trainer does, not as transformers.
-        vocabulary = load_vocabulary(name.path, NUM_SENTINELS if name.extra_ids is None else name.extra_ids)
+    name, vocabulary, special = _vocabulary_of_run(source, opened)
     checkpoint = _path_of(source, model.step if isinstance(model, TrainedModel) else None)
-    network = {
-        f"config.ModelConfig.{field.name}": getattr(source.model, field.name)
-        for field in dataclasses.fields(source.model)
-        if field.name not in ("dropout_rate", "dtype")
-    }
     bindings: dict[str, object] = {
         "INITIAL_CHECKPOINT_PATH": checkpoint,
         "VOCABULARY": name.path,
@@ -168,7 +149,42 @@ def finetune(
         bindings["LEARNING_RATE"] = YOUNG_RATE
     if choices.steps is not None or choices.minutes is not None:
         bindings |= {"NUM_EPOCHS": None, "TRAIN_STEPS": choices.steps or 1}
-    return _trained(read_gin(like, **(network | bindings | names)), rows, choices)
+    return _trained(read_gin(like, **(_network_of(source) | bindings | names)), rows, choices)
+
+
+def _vocabulary_of_run(
+    source: sources.Source, opened: tuple[sources.VocabularyName, Vocabulary] | None
+) -> tuple[sources.VocabularyName, Vocabulary, SpecialIds]:
+    """Returns the vocabulary with which a run reads pairs for a model: its name, itself and its ids with a role.
+
+    `opened` is the one with which the model generates; InputError for None.
+    """
+    if opened is None:
+        raise InputError(
+            f"{source.path} has no vocabulary beside it; open it as limba.load({source.path!r}, vocabulary=…), with a"
+            " path or 'byte', and give that."
+        )
+    name, vocabulary = opened
+    special = sources.special_ids_of(source, vocabulary)
+    if not special.has_t5_layout(source.model):
+        # The folder's files name its ids, and the run reads their tokenizer as transformers does.
+        if os.path.isfile(name.path):
+            name = name._replace(path=os.path.dirname(name.path))
+    elif source.kind == sources.HUGGING_FACE:
+        with quiet_imports():
+            from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary
+        # The run reads its text as a trainer does, not as transformers.
+        vocabulary = load_vocabulary(name.path, NUM_SENTINELS if name.extra_ids is None else name.extra_ids)
+    return name, vocabulary, special
+
+
+def _network_of(source: sources.Source) -> dict[str, object]:
+    """Returns a model's network as names of a gin file, without what a run chooses for itself."""
+    fields = {}
+    for field in dataclasses.fields(source.model):
+        if field.name not in ("dropout_rate", "dtype"):
+            fields[f"config.ModelConfig.{field.name}"] = getattr(source.model, field.name)
+    return fields
 
 
 def _options(arguments: Mapping[str, object]) -> tuple[Options, dict[str, object]]:

@@ -38,7 +38,16 @@ def _state(config: ModelConfig, rule: OptimizerConfig, train_steps: int | None, 
 
 
 class PlannedRun:
-    """A run that is looked at before it starts. Each `check` raises the InputError with which its start would end."""
+    """A run that is looked at before it starts. Each `check` raises the InputError with which its start would end.
+
+    >>> from limba.config import DataConfig
+    >>> t5 = ModelConfig(384, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=96, num_encoder_layers=1,
+    ...                  num_decoder_layers=1)
+    >>> data = DataConfig("demo_span_corruption", {"inputs": 512}, batch_size=128, vocabulary="byte")
+    >>> planned = PlannedRun(RunConfig(t5, data, "runs/a", train_steps=100))
+    >>> planned.num_parameters, planned.row_lengths
+    (135744, (512, 114))
+    """
 
     def __init__(self, config: RunConfig):
         self.config = config

@@ -20,7 +20,11 @@ TOOLS = {
 
 
 def find(name: str) -> ModuleType | None:
-    """Returns the module of a tool, or None if `limba/tools/` does not have it."""
+    """Returns the module of a tool, or None if `limba/tools/` does not have it.
+
+    >>> find("languages").__name__
+    'limba.tools.preflight.checks.scripts'
+    """
     try:
         return importlib.import_module(TOOLS[name])
     except ModuleNotFoundError as error:

@@ -130,4 +130,5 @@ def process(
         records = line_files.records(source, fields)
         count = line_files.process(records, output, window, judge, shows, total, check or (lambda: None))
     if writes:
-        print(f"{count:,} lines in {args.output}, by {settings['checkpoint']}", file=sys.stderr)
+        lines = "1 line" if count == 1 else f"{count:,} lines"
+        print(f"{lines} in {args.output}, by {settings['checkpoint']}", file=sys.stderr)

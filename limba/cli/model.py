@@ -55,7 +55,13 @@ def add_flags(parser: Parser) -> None:
 
 
 def add_import_flag(parser: Parser) -> None:
-    """Adds the flag that allows imports."""
+    """Adds the flag that allows imports.
+
+    >>> parser = Parser("play", "Serves a model.")
+    >>> add_import_flag(parser)
+    >>> parser.parse(["--import=my_tasks"]).imports
+    ['my_tasks']
+    """
     parser.add_argument(
         "--import", action="append", default=[], metavar="MODULE", dest="imports",
         help="package or module that the model's configuration may import, besides tasks/'s modules: its code runs",
@@ -63,7 +69,14 @@ def add_import_flag(parser: Parser) -> None:
 
 
 class GinFlags:
-    """The flags that name a run by its gin files, instead of an object of the command that is called `replaced`."""
+    """The flags that name a run by its gin files, instead of an object of the command that is called `replaced`.
+
+    >>> parser = Parser("inspect", "Shows documents.")
+    >>> flags = GinFlags(parser, "TASK")
+    >>> args = parser.parse(["--gin_file=gin/demo.gin", "--gin.MODEL_DIR=runs/a", "--gin.BATCH_SIZE=16"])
+    >>> flags.run_of(args).config.data.batch_size
+    16
+    """
 
     def __init__(self, parser: Parser, replaced: str):
         parser.add_argument(

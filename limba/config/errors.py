@@ -109,7 +109,13 @@ class SentenceError(Exception):
 
 @contextlib.contextmanager
 def named(names: Mapping[str, str]) -> Iterator[None]:
-    """Has the errors raised inside say a front end's names for fields; names of an inner `named` come first."""
+    """Has the errors raised inside say a front end's names for fields; names of an inner `named` come first.
+
+    >>> with named({"DataConfig.batch_size": "The number of rows"}):
+    ...     raise ConfigError("DataConfig.batch_size", "is 0; give a number above 0.")
+    Traceback (most recent call last):
+    limba.config.errors.ConfigError: The number of rows is 0; give a number above 0.
+    """
     try:
         yield
     except SentenceError as error:
@@ -214,7 +220,12 @@ def largest_divisor(whole: int, most: int) -> int:
 
 
 def require(condition: bool, field: str, sentence: str, fix: Fix | None = None, give: str = "") -> None:
-    """Raises ConfigError unless the condition holds."""
+    """Raises ConfigError unless the condition holds.
+
+    >>> require(8 % 3 == 0, "DataConfig.batch_size", "is 8, which does not divide by 3; give a multiple.")
+    Traceback (most recent call last):
+    limba.config.errors.ConfigError: DataConfig.batch_size is 8, which does not divide by 3; give a multiple.
+    """
     if not condition:
         raise ConfigError(field, sentence, fix, give)
 
@@ -226,7 +237,11 @@ def all_of(field: str, values: Iterable[str], choices: Iterable[str]) -> None:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Returns the choice that is most similar, in letters of either case; "" if none is."""
+    """Returns the choice that is most similar, in letters of either case; "" if none is.
+
+    >>> nearest("adamW", ["adafactor", "adamw"]), nearest("x", ["adamw"])
+    ('adamw', '')
+    """
     by_capitals = {choice.upper(): choice for choice in choices}
     close = difflib.get_close_matches(name.upper(), list(by_capitals), n=1, cutoff=0.6)
     return by_capitals[close[0]] if close else ""

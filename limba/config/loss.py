@@ -11,7 +11,11 @@ LOGITS = ("auto", "whole", "chunked")
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Cross entropy with T5X's z-loss and label smoothing; see `limba/training/losses.py`."""
+    """Cross entropy with T5X's z-loss and label smoothing; see `limba/training/losses.py`.
+
+    >>> LossConfig(z_loss=0.0).label_smoothing
+    0.0
+    """
 
     z_loss: NonNegativeFloat = 1e-4  # weight of the squared log of the softmax's normalizer
     label_smoothing: Share = 0.0  # share of probability given to the other tokens

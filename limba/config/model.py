@@ -127,21 +127,26 @@ class ModelConfig:
             "is False, which is for encoders, and ModelConfig.attention_mask is not 'bidirectional'; set it to True.",
             ("ModelConfig.has_logits", True),
         )
-        self._check_decoder_only()
+        if self.is_decoder_only:
+            self._check_single_stack()
+        else:
+            self._check_encoder_decoder()
 
-    def _check_decoder_only(self) -> None:
-        if not self.is_decoder_only:
-            for name in OF_ONE_STACK:
-                value = getattr(self, name)
-                default = ModelConfig.__dataclass_fields__[name].default
-                require(
-                    value == default,
-                    f"ModelConfig.{name}",
-                    f"is {value!r}, and an encoder-decoder has {default!r}; set it to that, or"
-                    " ModelConfig.num_encoder_layers to 0.",
-                    (f"ModelConfig.{name}", default),
-                )
-            return
+    def _check_encoder_decoder(self) -> None:
+        """Refuses fields of a single stack, which the network of two stacks would not read."""
+        for name in OF_ONE_STACK:
+            value = getattr(self, name)
+            default = ModelConfig.__dataclass_fields__[name].default
+            require(
+                value == default,
+                f"ModelConfig.{name}",
+                f"is {value!r}, and an encoder-decoder has {default!r}; set it to that, or"
+                " ModelConfig.num_encoder_layers to 0.",
+                (f"ModelConfig.{name}", default),
+            )
+
+    def _check_single_stack(self) -> None:
+        """Refuses layouts of a decoder-only network or of an encoder that no class computes."""
         require(
             not self.relative_bias_per_layer,
             "ModelConfig.relative_bias_per_layer",
@@ -173,6 +178,15 @@ class ModelConfig:
             f" {self.attention_mask!r}; choose rotary.",
             ("ModelConfig.positions", "rotary"),
         )
+        self._check_local_attention()
+        require(
+            self.is_modernbert or "head" not in self.biases,
+            "ModelConfig.biases",
+            "holds 'head', which a ModernBERT has, and ModelConfig.local_attention is None; remove it.",
+        )
+
+    def _check_local_attention(self) -> None:
+        """Refuses ModernBERT's windows on a causal network, and windows that are not half on each side."""
         require(
             self.is_encoder or not self.is_modernbert,
             "ModelConfig.local_attention",
@@ -186,11 +200,6 @@ class ModelConfig:
             "ModelConfig.local_attention",
             f"is {self.local_attention}; give an even number of tokens, which are half on each side, a number of"
             " layers, and a base above 1, such as (128, 3, 10000.0).",
-        )
-        require(
-            self.is_modernbert or "head" not in self.biases,
-            "ModelConfig.biases",
-            "holds 'head', which a ModernBERT has, and ModelConfig.local_attention is None; remove it.",
         )
 
     @property

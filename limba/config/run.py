@@ -58,7 +58,12 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state and the data position are saved, and how many are kept."""
+    """When the state and the data position are saved, and how many are kept.
+
+    >>> CheckpointConfig(every_steps=0)
+    Traceback (most recent call last):
+    limba.config.errors.ConfigError: CheckpointConfig.every_steps is 0; ...
+    """
 
     every_steps: PositiveInt | Literal["epoch"] = 10_000  # or at the end of each epoch
     keep: PositiveInt | None = 5  # number of newest checkpoints to keep; None: all
@@ -78,6 +83,9 @@ class EvaluationConfig:
     """What is evaluated on the validation split: loss, accuracy, perplexity and bits per byte.
 
     Tasks with metrics can also evaluate generated text; language models can generate samples.
+
+    >>> EvaluationConfig(every_steps=500).num_batches
+    20
     """
 
     every_steps: PositiveInt | Literal["epoch"] = 1_000  # or at the end of each epoch
@@ -111,6 +119,9 @@ class GuardConfig:
     'off': nothing is looked for. 'warn': a sentence. 'skip': the update is dropped. 'rewind': the run returns to the
     last good checkpoint and passes over the batches around the step. With 'off' and 'warn', a number that is not
     finite ends the run. What is dropped or passed over is written to model_dir/skipped_batches.jsonl.
+
+    >>> GuardConfig("skip").threshold  # by how much a step has to stand out
+    8.0
     """
 
     action: Annotated[str, choice("off", "warn", "skip", "rewind")] = "warn"  # see above

@@ -55,7 +55,11 @@ READ_BY_FACTORS = {  # factor: the fields that it reads
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate over steps; `factors` is T5X's product of named factors."""
+    """The learning rate over steps; `factors` is T5X's product of named factors.
+
+    >>> ScheduleConfig("cosine", base_learning_rate=3e-4, warmup_steps=0.02).final_learning_rate
+    0.0
+    """
 
     # how the rate goes over the steps
     name: Annotated[str, choice("factors", "linear", "cosine", "warmup_stable_decay")] = "factors"

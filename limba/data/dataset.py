@@ -176,7 +176,12 @@ class Derived(Dataset[U], Generic[T, U]):
 
 
 class Elements(Dataset[T]):
-    """A data set of some elements, whose documents are unknown."""
+    """A data set of some elements, whose documents are unknown.
+
+    >>> texts = Elements([{"text": b"A"}, {"text": b"B"}], {"text": TEXT})
+    >>> [item.value["text"] for item in texts.read(1)]  # from the place after the first one
+    [b'B']
+    """
 
     def __init__(self, elements: Sequence[T], spec: Mapping[str, Spec]):
         super().__init__(spec, len(elements))
@@ -227,7 +232,8 @@ class Mixed(Dataset[T]):
                 continue
             reading = readings[choice]
             if reading is None:
-                reading = readings[choice] = self._datasets[choice].read(places[choice])
+                reading = self._datasets[choice].read(places[choice])
+                readings[choice] = reading
             item = next(reading, None)
             if item is None:
                 ended.add(choice)

@@ -23,7 +23,12 @@ from limba.data.vocabulary.vocabularies import LikeSeqio, Vocabulary
 
 @dataclass(frozen=True)
 class Feature(LikeSeqio):
-    """What a task's preprocessors make of one side of its examples: ids of a vocabulary, by default int32 [n]."""
+    """What a task's preprocessors make of one side of its examples: ids of a vocabulary, by default int32 [n].
+
+    >>> from limba.data.vocabulary import ByteVocabulary
+    >>> Feature(ByteVocabulary(100)).vocabulary.vocab_size  # with 100 sentinels
+    359
+    """
 
     vocabulary: Vocabulary
     add_eos: bool = True
@@ -38,6 +43,14 @@ class Task(LikeSeqio):
 
     `metric_fns` take (targets, predictions), (targets, scores), or (targets, predictions, aux_values), each after
     `postprocess_fn`, and return {name: value}. `metric_objs` are seqio's.
+
+    >>> from limba.data.objectives import span_corruption, tokenize_documents
+    >>> from limba.data.sources import FileSource
+    >>> from limba.data.vocabulary import ByteVocabulary
+    >>> features = {name: Feature(ByteVocabulary(100)) for name in ("inputs", "targets")}
+    >>> task = Task("nb", FileSource("nb.txt"), features, [tokenize_documents, span_corruption])
+    >>> task.splits
+    ('train', 'validation')
     """
 
     name: str
@@ -59,16 +72,27 @@ class Task(LikeSeqio):
 
 
 class Mixture(LikeSeqio):
-    """Several tasks, or mixtures of them, each with a rate: a number, or a function of the task."""
+    """Several tasks, or mixtures of them, each with a rate: a number, or a function of the task.
+
+    >>> from limba.data.sources import FileSource
+    >>> from limba.data.vocabulary import ByteVocabulary
+    >>> features = {"targets": Feature(ByteVocabulary())}
+    >>> nb, nn = (Task(name, FileSource(f"{name}.txt"), features) for name in ("nb", "nn"))
+    >>> both = Mixture("nb_nn", [(nb, 3.0), (nn, 1.0)])
+    >>> both.get_rate(nb) / both.total_rate, [task.name for task in both.tasks]
+    (0.75, ['nb', 'nn'])
+    """
 
     def __init__(self, name: str, tasks: Sequence[Any], default_rate: Rate | None = None):
         """`tasks` are names, tasks and mixtures, or pairs of one of these and its rate."""
         self.name = name
-        pairs = [entry if isinstance(entry, tuple | list) else (entry, default_rate) for entry in tasks]
-        in_registry = lambda name: (TaskRegistry if name in TaskRegistry.names() else MixtureRegistry).get(name)
-        providers = [(in_registry(entry) if isinstance(entry, str) else entry, rate) for entry, rate in pairs]
-        self._rates: dict[str, tuple[Provider, Any]] = {provider.name: (provider, rate) for provider, rate in providers}
-        if not self.tasks or any(rate is None for _, rate in providers):
+        self._rates: dict[str, tuple[Provider, Any]] = {}
+        for entry in tasks:
+            provider, rate = entry if isinstance(entry, tuple | list) else (entry, default_rate)
+            if isinstance(provider, str):
+                provider = _registered(provider)
+            self._rates[provider.name] = (provider, rate)
+        if not self.tasks or any(rate is None for _, rate in self._rates.values()):
             raise InputError(
                 f"The mixture {name} has no task, or one without a rate; give each a rate, or default_rate."
             )
@@ -78,8 +102,11 @@ class Mixture(LikeSeqio):
     @property
     def tasks(self) -> list[Task]:
         """The tasks, of mixtures inside too, in the order of their names."""
-        parts = [part for one, _ in self._rates.values() for part in (one.tasks if isinstance(one, Mixture) else [one])]
-        return sorted({part.name: part for part in parts}.values(), key=lambda part: part.name)
+        by_name: dict[str, Task] = {}  # a task may be in several mixtures
+        for provider, _ in self._rates.values():
+            for part in parts_of(provider):
+                by_name[part.name] = part
+        return [by_name[name] for name in sorted(by_name)]
 
     @property
     def output_features(self) -> Mapping[str, Feature]:
@@ -111,7 +138,12 @@ Rate: TypeAlias = float | Callable[[Provider], float]
 
 
 def parts_of(task: Provider) -> list[Task]:
-    """Returns the tasks of a mixture, or the task itself."""
+    """Returns the tasks of a mixture, or the task itself.
+
+    >>> task = Task("nb", None, {})
+    >>> [part.name for part in parts_of(task)]
+    ['nb']
+    """
     return list(task.tasks) if isinstance(task, Mixture) else [task]
 
 
@@ -166,8 +198,22 @@ class _Registry:
             theirs.remove(name)
 
 
+def _registered(name: str) -> Provider:
+    """Returns the task or the mixture of this name; InputError for an unknown one."""
+    registry = TaskRegistry if name in TaskRegistry.names() else MixtureRegistry
+    return registry.get(name)
+
+
 class TaskRegistry(_Registry):
-    """All tasks; `add` takes the arguments of `Task`."""
+    """All tasks; `add` takes the arguments of `Task`.
+
+    >>> from limba.data.sources import FileSource
+    >>> from limba.data.vocabulary import ByteVocabulary
+    >>> task = TaskRegistry.add("example", FileSource("nb.txt"), {"targets": Feature(ByteVocabulary())})
+    >>> TaskRegistry.get("example") is task
+    True
+    >>> TaskRegistry.remove("example")
+    """
 
     kind = Task
     _own: ClassVar[dict[str, Provider]] = {}

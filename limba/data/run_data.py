@@ -149,7 +149,14 @@ def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, c
 
 
 class RunData:
-    """A configuration of data with its task. Raises the errors of `resolve_task` where no task is given."""
+    """A configuration of data with its task. Raises the errors of `resolve_task` where no task is given.
+
+    >>> from limba.data.task_modules import import_tasks
+    >>> import_tasks("tasks.demo", "The example imports")
+    >>> data = RunData(DataConfig("demo_span_corruption", {"inputs": 512}, batch_size=128, vocabulary="byte"))
+    >>> data.lengths(), data.fills_gaps, data.sentinels[:2]
+    ({'inputs': 512, 'targets': 114}, True, [358, 357])
+    """
 
     def __init__(self, config: DataConfig, task: Provider | None = None):
         self.config = config

@@ -37,7 +37,11 @@ def check(module: str, asked_by: str) -> None:
 
 
 def all_names() -> list[str]:
-    """Returns the names of all modules in tasks/."""
+    """Returns the names of all modules in tasks/.
+
+    >>> "tasks.demo" in all_names()
+    True
+    """
     if not (_is_found("tasks") or _is_found_in_repository("tasks")):
         return []
     return [f"tasks.{module.name}" for module in pkgutil.iter_modules(importlib.import_module("tasks").__path__)]
@@ -65,7 +69,12 @@ def _foreign_names() -> contextlib.AbstractContextManager[None]:
 
 
 def import_tasks(module: str | None, asked_by: str) -> None:
-    """Imports a module of tasks, or all in tasks/; InputError, which begins with `asked_by`, if it does not exist."""
+    """Imports a module of tasks, or all in tasks/; InputError, which begins with `asked_by`, if it does not exist.
+
+    >>> import_tasks("tasks.dem", "The gin file imports")
+    Traceback (most recent call last):
+    limba.config.errors.InputError: The gin file imports tasks.dem, which does not exist; did you mean tasks.demo?
+    """
     if module:
         check(module, asked_by)
     import_all([module] if module else all_names())

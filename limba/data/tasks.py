@@ -206,7 +206,11 @@ def _column_of(task: Task, config: DataConfig) -> Column:
 
 
 def source_of_files(data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0) -> UnitSource:
-    """Returns the source that reads these files, or this data set of the hub (see `hub.HubName`)."""
+    """Returns the source that reads these files, or this data set of the hub (see `hub.HubName`).
+
+    >>> type(source_of_files("data/*.jsonl")).__name__, type(source_of_files("user/name")).__name__
+    ('FileSource', 'HubSource')
+    """
     of_hub = hub_corpus(data_files, column, validation_percent)
     if of_hub is not None:
         return of_hub

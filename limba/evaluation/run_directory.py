@@ -24,7 +24,12 @@ from limba.training.metrics.records import duration, read_metrics
 
 
 class RunDirectory:
-    """A run's directory, here or in a bucket; `history` is what the run has recorded so far."""
+    """A run's directory, here or in a bucket; `history` is what the run has recorded so far.
+
+    >>> directory = RunDirectory("runs/demo")
+    >>> list(directory.checkpoints()), directory.run().train_steps, directory.holder()
+    ([9], 9, 'none: nothing trains here now')
+    """
 
     def __init__(self, address: str | os.PathLike[str]):
         if is_hub_address(os.fspath(address)):

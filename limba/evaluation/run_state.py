@@ -12,7 +12,12 @@ SILENT = 3  # intervals without a heartbeat after which its writer is assumed to
 
 
 class Standing(NamedTuple):
-    """A word in capitals where something is wrong, and a sentence that says why and what to type."""
+    """A word in capitals where something is wrong, and a sentence that says why and what to type.
+
+    >>> stopped = standing([{"kind": "start", "step": 0}, {"kind": "end", "step": 20, "stopped": True}], 20, None)
+    >>> stopped.text, stopped.is_wrong
+    ('STOPPED after step 20, as it was asked to. The same command resumes from step 20.', True)
+    """
 
     word: str  # FAILED, STANDS STILL, STOPPED, ENDED or DONE
     sentence: str

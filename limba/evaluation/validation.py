@@ -86,35 +86,51 @@ def loss_evaluation(
         began = time.monotonic()
         sums = jax.device_get([sums_of(params, place(*pair)) for pair in zip(batches, starts, strict=True)])
         total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
-        by_set = zip(SETS, total.pop("nats_by_set"), num_bytes, strict=True)
-        total = {name: float(value) for name, value in total.items()}
-        figures = {
-            "loss": total["loss"] / total["tokens"],
-            "cross_entropy": total["nats"] / total["tokens"],
-            "accuracy": total["correct"] / total["tokens"],
-            "perplexity": math.exp(min(total["nats"] / total["tokens"], 700.0)),  # exp overflows float64 above 709
-            "bits_per_byte": total["nats"] / math.log(2) / max(int(num_bytes.sum()), 1),
-            "target_tokens": int(total["tokens"]),
-        }
-        if reason is not None:
-            del figures["bits_per_byte"]
-        else:
-            for character_set, nats, count in by_set:
-                if count:
-                    bits_name, bytes_name = _names_of(character_set)
-                    figures[bits_name] = nats / math.log(2) / count
-                    figures[bytes_name] = int(count)
+        nats_by_set = total.pop("nats_by_set")
+        numbers = {name: float(value) for name, value in total.items()}
+        figures = _figures(numbers, nats_by_set, num_bytes if reason is None else None)
         return {**figures, "seconds": time.monotonic() - began}
 
     # The names that `evaluate` gives, known before the first evaluation: a run checks its best metric against them.
-    names: list[str] = list(NAMES)
-    if reason is not None:
-        names.remove("bits_per_byte")
-    else:
-        for character_set, count in zip(SETS, num_bytes, strict=True):
-            if count:
-                names += _names_of(character_set)
+    names = _names_of_figures(num_bytes if reason is None else None)
     return LossEvaluation((*names, "seconds"), evaluate)
+
+
+def _figures(total: Mapping[str, float], nats_by_set: np.ndarray, num_bytes: np.ndarray | None) -> Figures:
+    """Returns the figures of the sums over all batches; the last two are by character set.
+
+    `num_bytes` is None where the vocabulary does not say how many bytes a token spells.
+    """
+    nats = total["nats"]
+    tokens = total["tokens"]
+    figures = {
+        "loss": total["loss"] / tokens,
+        "cross_entropy": nats / tokens,
+        "accuracy": total["correct"] / tokens,
+        "perplexity": math.exp(min(nats / tokens, 700.0)),  # exp overflows float64 above 709
+    }
+    if num_bytes is not None:
+        figures["bits_per_byte"] = nats / math.log(2) / max(int(num_bytes.sum()), 1)
+    figures["target_tokens"] = int(tokens)
+    if num_bytes is not None:
+        for character_set, nats_of_set, count in zip(SETS, nats_by_set, num_bytes, strict=True):
+            if count:
+                bits_name, bytes_name = _names_of(character_set)
+                figures[bits_name] = nats_of_set / math.log(2) / count
+                figures[bytes_name] = int(count)
+    return figures
+
+
+def _names_of_figures(num_bytes: np.ndarray | None) -> list[str]:
+    """Returns the names of what `_figures` gives."""
+    names: list[str] = list(NAMES)
+    if num_bytes is None:
+        names.remove("bits_per_byte")
+        return names
+    for character_set, count in zip(SETS, num_bytes, strict=True):
+        if count:
+            names += _names_of(character_set)
+    return names
 
 
 def _reason_without_bytes(task: Provider, num_rows: int) -> str | None:

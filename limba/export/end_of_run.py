@@ -82,7 +82,14 @@ def _field(config: RunConfig) -> str:
 
 
 def unexportable(model: ModelConfig, vocabulary: Vocabulary) -> str | None:
-    """Returns why no tokenizer.json gives the ids of this vocabulary; None if one does."""
+    """Returns why no tokenizer.json gives the ids of this vocabulary; None if one does.
+
+    >>> from limba.data.vocabulary import ByteVocabulary
+    >>> t5 = ModelConfig(384, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=96, num_encoder_layers=1,
+    ...                  num_decoder_layers=1)
+    >>> unexportable(t5, ByteVocabulary(100)) is None  # ByT5's ids have a class of their own
+    True
+    """
     from limba.data.vocabulary.addresses import address_of, content_name
     from limba.data.vocabulary.published import PublishedVocabulary
     from limba.data.vocabulary.shifted import published_of

@@ -194,7 +194,6 @@ def _convert(
         source = dataclasses.replace(source, model=dataclasses.replace(source.model, num_decoder_layers=0))
     vocabulary = tokenizer[1] if tokenizer else None
     task = _task(source)
-    only_fills_gaps = sources.only_fills_gaps(source) and not choices.encoder_only
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
     special = sources.special_ids_of(source, vocabulary)
     ends_inputs = sources.input_end_of(source, special) is not None
@@ -229,12 +228,34 @@ def _convert(
             f"The folder for step {step} does not give the source's numbers; do not use it (now {failed}):"
             " convert again, and check the disk if it fails again."
         )
-    record = {"step": step, "source": source.directory.name, "kind": source.kind, "dtype": choices.dtype}
-    record |= {"formats": choices.formats, "checked": choices.checks, "findings": findings}
+    record = _record(source, step, choices, findings, ends_inputs)
+    write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
+    if final.exists():
+        shutil.rmtree(final)  # was made with other choices
+    writing.rename(final)
+    print(f"step {step:,}: {as_typed_here(str(final))}", flush=True)
+
+
+def _record(
+    source: Source, step: int, choices: Choices, findings: Sequence[str], ends_inputs: bool
+) -> dict[str, object]:
+    """Returns what `is_made_of` and later readers of a folder ask: its source, its choices and what was found.
+
+    It is not in config.json, which transformers writes into the folder of whatever is fine-tuned from this one.
+    """
+    record: dict[str, object] = {
+        "step": step,
+        "source": source.directory.name,
+        "kind": source.kind,
+        "dtype": choices.dtype,
+        "formats": choices.formats,
+        "checked": choices.checks,
+        "findings": findings,
+    }
     if not choices.average:
         record["average"] = False
-    # Not in config.json, which transformers writes into the folder of whatever is fine-tuned from this one.
-    if only_fills_gaps and source.model.num_encoder_layers:
+    is_whole_t5 = source.model.num_encoder_layers > 0 and not choices.encoder_only
+    if is_whole_t5 and sources.only_fills_gaps(source):
         record[ONLY_FILLS_GAPS] = True
     if ends_inputs:
         record[ENDS_INPUTS] = True
@@ -242,11 +263,7 @@ def _convert(
         record["encoder_only"] = True
     if head_scale(source.model) != 1:
         record["transformers"] = choices.transformers
-    write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
-    if final.exists():
-        shutil.rmtree(final)  # was made with other choices
-    writing.rename(final)
-    print(f"step {step:,}: {as_typed_here(str(final))}", flush=True)
+    return record
 
 
 def _card_config(source: Source, choices: Choices, task: Provider | None) -> CardConfig:

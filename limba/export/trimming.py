@@ -176,7 +176,12 @@ class Plan:
 
 
 def check_output(out: str) -> Path:
-    """Returns the output's path; InputError if something is there, or it is in a bucket."""
+    """Returns the output's path; InputError if something is there, or it is in a bucket.
+
+    >>> check_output("gs://bucket/model")
+    Traceback (most recent call last):
+    limba.config.errors.InputError: gs://bucket/model is in a bucket, ...; give a local folder.
+    """
     if "://" in out:
         raise InputError(f"{out} is in a bucket, and a trimmed model is written to a disk; give a local folder.")
     path = Path(os.path.expanduser(out))
@@ -190,6 +195,10 @@ def opened(path: str, vocabulary: VocabularyName | None = None, weights: bool = 
 
     Without `weights` a hub id's are not downloaded. Raises InputError for a vocabulary other than the one in a
     folder for transformers.
+
+    >>> source = opened("runs/demo")
+    >>> vocabulary_of(source).vocab_size, num_tables(source)
+    (359, 2)
     """
     at_path = open_path(path, with_weights=weights)
     if at_path.kind != HUGGING_FACE:
@@ -261,6 +270,10 @@ def trim(
     stay up to a multiple of 128 rows. `held_out` is text that is not counted, and that the report is about. `progress`
     is called with the bytes that were tokenized. Raises InputError for a vocabulary of bytes, a T5 without sentinels, a
     tokenizer that does not fit the model's rows, and a result that splits a text differently than before.
+
+    >>> trim("runs/demo", [b"a text"], [], "trimmed")
+    Traceback (most recent call last):
+    limba.config.errors.InputError: The vocabulary is UTF-8's bytes, ...: there is nothing to trim.
     """
     if not 0 < coverage <= 1:
         raise InputError(f"The coverage is {coverage}; give a share of the text's tokens above 0, 1 at most.")

@@ -47,7 +47,11 @@ _MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
 
 
 class VocabularyName(NamedTuple):
-    """The name of a vocabulary in a configuration; it is not opened yet."""
+    """The name of a vocabulary in a configuration; it is not opened yet.
+
+    >>> VocabularyName("byte").extra_ids is None
+    True
+    """
 
     path: str  # of a SentencePiece model or a tokenizer.json, or 'byte'
     # Sentinels above the pieces; None: as many as the model itself has, else 100, and 0 for bytes and a language model.
@@ -135,6 +139,12 @@ def look_at(path: str) -> Opened | None:
     """Returns the run or checkpoint at a path, here or in a bucket; None for anything else, and nothing is downloaded.
 
     Raises InputError for a path that no file can have.
+
+    >>> opened = look_at("runs/demo")
+    >>> opened.kind, list(opened.steps)
+    ('Limba', [9])
+    >>> look_at("runs") is None
+    True
     """
     if is_hub_address(path):  # runs are kept elsewhere
         return None

@@ -348,6 +348,13 @@ class Deadline:
     """The end of so many seconds, counted from its creation by `clock`.
 
     `watch` is given the ids that the first text has so far, [Q], each time that the clock is looked at.
+
+    >>> deadline = Deadline(5.0, clock=iter([100.0, 102.0, 106.0]).__next__)
+    >>> deadline.left()
+    3.0
+    >>> deadline.check()
+    Traceback (most recent call last):
+    limba.inference.generate.TimeIsOverError: no answer within 5 seconds
     """
 
     def __init__(

@@ -725,6 +725,10 @@ class TrainedModel:
         `limba.export.trimming`. Every fiftieth text is not counted: what the others leave of it is logged. Raises
         InputError for a model that was opened with another vocabulary than its own, for one of bytes, and for a folder
         that is not empty.
+
+        >>> model.trim(["Ab"], "trimmed")
+        Traceback (most recent call last):
+        limba.config.errors.InputError: The vocabulary is UTF-8's bytes, ...: there is nothing to trim.
         """
         own_tokenizer = sources.open_vocabulary(self.source)
         if self.tokenizer is not None and (own_tokenizer is None or own_tokenizer[0].path != self.tokenizer[0].path):

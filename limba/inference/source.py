@@ -54,7 +54,12 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Opened):
-    """A model at a path, whose configuration has been read. `find` makes it."""
+    """A model at a path, whose configuration has been read. `find` makes it.
+
+    >>> source = find("runs/demo")
+    >>> source.kind, source.model.emb_dim, source.arrays(9)["token_embedder/embedding"].shape
+    ('Limba', 64, (384, 64))
+    """
 
     model: ModelConfig
     run: RunConfig | None = None  # None if only the network is known
@@ -184,6 +189,10 @@ def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:
     """Returns a model's network and its vocabulary's name, by `find`; of the hub's models the weights are not fetched.
 
     Raises InputError if there is no model.
+
+    >>> network, vocabulary = described("runs/demo")
+    >>> network.emb_dim, vocabulary.path
+    (64, 'byte')
     """
     if is_on_hub(path):
         opened = open_path(path, with_weights=False)

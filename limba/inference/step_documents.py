@@ -46,6 +46,10 @@ def documents_of_step(
     The corpus must be the one that the run has read. Steps after the newest checkpoint are read on from it: they are
     what a resumed run will read. Raises InputError for another directory, for a step before the run's text began or
     far behind its end, for a corpus that has changed, and for a task whose source is not one of limba.data.sources.
+
+    >>> documents_of_step("runs/demo", 0)
+    Traceback (most recent call last):
+    limba.config.errors.InputError: There is no step 0: steps count from 1.
     """
     directory = resolved(model)
     config = read_config(directory)

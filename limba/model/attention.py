@@ -24,8 +24,9 @@ def query_init(head_dim: int) -> Initializer:
 class Attention(nn.Module):
     """Projects, attends, projects back. Queries come from `x`, keys and values from `memory`.
 
-    `memory` is `x` itself or the encoder's output. `attend` is chosen for these shapes (`kernels/choose.py`); `bias`
-    has the layout that it gives.
+    `memory` is `x` itself or the encoder's output. `attend` is chosen for these shapes (`kernels/choose.py`). Between
+    `project` and `join` the arrays have the layout of its kernel, which nothing here knows: [B, L, H, C] of an einsum,
+    [B, N, H, C, L] of a TPU's. So does `bias`.
     """
 
     config: ModelConfig
@@ -43,12 +44,14 @@ class Attention(nn.Module):
         config = self.config
         dtype = jnp.dtype(config.dtype)
         width = x.shape[-1]
-        joined = config.num_heads * config.head_dim
+        joined = config.num_heads * config.head_dim  # H * C
         into_heads = functools.partial(Kernel, (width, joined), ("embed", "joined_kv"), dtype)
+        # Matrices [D, H * C], and back [H * C, D].
         query = into_heads(query_init(config.head_dim), name="query")()
         key = into_heads(attention_init, name="key")()
         value = into_heads(attention_init, name="value")()
         out = Kernel((joined, width), ("joined_kv", "embed"), dtype, attention_init, name="out")()
+        # The queries of `x`, and the keys and values of `memory`.
         heads = attend.project(x, memory, (query, key, value))
         if config.dropout_rate > 0 and not deterministic:
             # T5 shares the dropout of attention weights over the queries of a head, which equals dropout of values.

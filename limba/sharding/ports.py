@@ -55,7 +55,13 @@ def _port_of(address: str) -> int:
 
 
 def listener(port: int) -> str:
-    """Returns which program listens at a TCP port of this host, such as "process 71: ssh -N"."""
+    """Returns which program listens at a TCP port of this host, such as "process 71: ssh -N".
+
+    >>> import os
+    >>> with socket.create_server(("127.0.0.1", 0)) as server:
+    ...     listener(server.getsockname()[1]).startswith(f"process {os.getpid()}: ")
+    True
+    """
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):  # without rights, the programs of other users are not seen

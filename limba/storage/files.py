@@ -69,6 +69,10 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
     """Writes a file at a path or address atomically: it has its old content or all of the new, after a power cut too.
 
     Text is written as UTF-8. Makes the folders of a local path. OSError if it fails; then nothing is left behind.
+
+    >>> write_whole("folder/letter.txt", "ș")
+    >>> read_text("folder/letter.txt")
+    'ș'
     """
     data = data.encode() if isinstance(data, str) else data
     system, stripped = fsspec.core.url_to_fs(os.fspath(path))

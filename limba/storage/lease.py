@@ -37,6 +37,12 @@ def held(directory: str, *, beside: bool = False) -> Iterator[Lease]:
     With `beside` the lease is a file beside the path, which need not exist. Raises InputError if another process holds
     it, and StorageError if it cannot be written. It says on stderr when it waits and when it takes over. In the context
     call `check()`, and `confirm()` before something is committed.
+
+    >>> with held("out", beside=True):
+    ...     with held("out", beside=True):  # as another process does
+    ...         pass
+    Traceback (most recent call last):
+    limba.config.errors.InputError: Another process uses out now (process ...); wait for its end, or stop it, ...
     """
     lease = Lease(directory, beside)
     lease.acquire()

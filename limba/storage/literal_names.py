@@ -19,7 +19,14 @@ Objects = Mapping[str, Mapping[str, Any]]  # name -> what the bucket says of the
 
 
 def matching(folder: epath.Path, pattern: str) -> list[epath.Path]:
-    """Returns what is in a folder under a name of this pattern, in order; [] if there is no such folder."""
+    """Returns what is in a folder under a name of this pattern, in order; [] if there is no such folder.
+
+    >>> folder = epath.Path("runs[1]")
+    >>> folder.mkdir()
+    >>> _ = (folder / "step_10").write_text(""), (folder / "notes").write_text("")
+    >>> [path.name for path in matching(folder, "step_*")]
+    ['step_10']
+    """
     try:
         children = [*folder.iterdir()]
     except (FileNotFoundError, NotADirectoryError):

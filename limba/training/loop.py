@@ -148,6 +148,7 @@ class Loop:
         with stop_requests(self.turn) as stop_requested:
             self.recent.restart()
             while not due.ends:
+                # One step. The corpus may end before the last one: then there are no rows, and the step stays.
                 with self.recent.waiting():
                     rows = self.reader.next_rows()
                 if rows is not None:
@@ -155,17 +156,20 @@ class Loop:
                     self.turn += 1
                     trace.before(self.turn)
                     state = self._update(step, rows, state, update)
+                # What is due after it: all processes agree, since each would wait for the others in an evaluation.
                 stops = self.reader.must_stop(rows, lambda: stop_requested(self.turn) or self.metrics.must_stop)
                 due = events.after(step, rows is None, stops)
                 if due.stops:
                     self.checkpoints.stop()
                 trace.after(self.turn, state, is_last=due.ends)
+                # The line comes first: a spike that it shows is neither evaluated nor saved.
                 spike = self._log(step, state) if due.log else None
                 if spike is not None:
                     del state  # makes room for the one that is restored
                     state = self._rewind(spike)
                     step = int(state.step)
                     due = events.rewound(step, due, self.checkpoints.steps())
+                # An evaluation may end the run, and what it ends with is saved.
                 reason_to_end = ""
                 if due.evaluate:
                     reason_to_end = self._evaluate(step, state)

@@ -2,6 +2,7 @@
 
 import io
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import seqio
 
 from limba.config import InputError
 from limba.data.registry import Mixture
+from limba.tools.corpus import inspect
 from limba.tools.corpus.inspection import bins, histogram, inspect_task, show
 from limba.tools.corpus.task_flags import TaskRecipe
 
 EVERYTHING = 10**9
+GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def task_of(files, vocabulary, validation_percent=1.0):
@@ -111,6 +114,11 @@ def test_what_cannot_be_looked_at_is_a_sentence(corpus, vocabulary, tmp_path):
         inspect_task(task_of(tmp_path / "empty.txt", vocabulary), "train", 64, 1_000)
     with pytest.raises(InputError, match="one by one: demo_span_corruption"):
         inspect_task(Mixture("both", [(task, 1.0)]), "train", 64, 1_000)
+
+
+def test_a_run_in_place_of_files_is_a_sentence():
+    with pytest.raises(InputError, match=r"run/run is a run; give --step=N for the documents of one of its steps"):
+        inspect.run([str(GOLDEN / "run" / "run")])
 
 
 def test_other_sources_are_shown_too(tmp_path, vocabulary):

@@ -268,7 +268,7 @@ def test_an_imported_model_of_bytes_has_its_vocabulary(run: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_examples_of_a_model_s_methods(tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `limba.load` and `TrainedModel`, with a T5 of bytes, as a reader of the docstrings has it."""
+    """Of `limba.load`, `TrainedModel` and what looks at a run, with a T5 of bytes, as the docstrings have it."""
     monkeypatch.chdir(tmp_path)
     model = config_of()
     write_run(tmp_path / "runs" / "demo", model, steps=(9,))
@@ -276,5 +276,5 @@ def test_examples_of_a_model_s_methods(tmp_path: Path, vocabulary: Path, monkeyp
     run = limba.RunConfig(model, data, "runs/demo", train_steps=9)
     (tmp_path / "runs" / "demo" / saved_config.FILE).write_text(saved_config.to_text(run))
     names = {"limba": limba, "model": limba.load("runs/demo")}
-    wrong = test_doctests.failures(ROOT / test_doctests.OF_A_MODEL, names)
-    assert not wrong, wrong
+    wrong = [test_doctests.failures(ROOT / path, names) for path in test_doctests.OF_A_MODEL]
+    assert not any(wrong), "".join(wrong)

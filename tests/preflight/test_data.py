@@ -22,7 +22,7 @@ import tasks.demo
 import tasks.ro_diacritics  # noqa: F401  registers the tasks
 from limba.api import NewVocabulary
 from limba.cli.gin.statements import read
-from limba.config import CheckpointConfig, DataConfig, RunConfig
+from limba.config import CheckpointConfig, ConfigError, DataConfig, RunConfig
 from limba.config.errors import Open
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.objectives.spans import raw_and_targets
@@ -33,6 +33,7 @@ from limba.tools.preflight import configuration
 from limba.tools.preflight.checks import data, rows, sections
 from limba.tools.preflight.checks.findings import after_changes
 from limba.tools.preflight.checks.verdict import Line, Section
+from limba.training.start import task_of_run
 from tests import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -246,6 +247,15 @@ def test_a_vocabulary_that_the_first_start_trains_is_known_by_a_sample(run: RunC
     for name, value in section_of(later).data.items():
         if name in ("epochs", "corpus_tokens", "tokens_per_step", "text_share", "tokens_per_byte"):
             assert expected[name] == pytest.approx(value, rel=0.01), name
+
+
+def test_a_vocabulary_of_more_ids_than_rows_is_refused_before_it_is_trained(run: RunConfig) -> None:
+    later = with_data(run, vocabulary="larger.model", new_vocabulary_size=run.model.vocab_size + 1)
+    line = sections.resolved(later).of_vocabulary
+    assert line is not None and line.level == "error" and "which are the rows for these ids" in line.text
+    with pytest.raises(ConfigError, match="which are the rows for these ids"):
+        task_of_run(later)
+    assert not Path("larger.model").exists()
 
 
 def test_a_shorter_run_fixes_many_epochs(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,9 @@ def read_run(
     maps gin names to what the user wrote instead. With `allowed` only these modules, Limba's and tasks/'s
     are imported, and any other raises UntrustedModuleError. Raises InputError, one sentence in the user's names, for
     invalid input.
+
+    >>> read_run(["gin/demo.gin"], ["MODEL_DIR='runs/a'", "BATCH_SIZE=16"]).config.data.batch_size
+    16
     """
     return _checked_run(statements.read(files, overrides, search_paths), " and ".join(files), allowed, written_as)
 

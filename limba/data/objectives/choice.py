@@ -137,6 +137,11 @@ def with_objective(task: Task, name: str) -> Task:
 
     For one without inputs, causal LM, documents also end with the end-of-sequence id. Raises ConfigError for an
     unknown name, and for a task without exactly one objective of `limba.data.objectives`.
+
+    >>> from limba.data.objectives import span_corruption
+    >>> task = Task("nb", None, features, [tokenize_documents, span_corruption])
+    >>> derive_lengths(with_objective(task, "ul2"), {"inputs": 512})
+    {'inputs': 512, 'targets': 512}
     """
     if name not in OBJECTIVES:
         near = difflib.get_close_matches(name, OBJECTIVES, n=1)
@@ -234,6 +239,11 @@ def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str
     {"targets": L}, alone or with "prefix", is the length of a decoder-only model's sequence; the result is then the
     maximum length of each part. Raises ConfigError for lengths that are too short, and for missing targets if the
     task's objective is not one of `limba.data.objectives`. Targets longer than needed stay, with a warning.
+
+    >>> from limba.data.objectives import span_corruption
+    >>> task = Task("nb", None, features, [tokenize_documents, span_corruption])
+    >>> derive_lengths(task, {"inputs": 512})
+    {'inputs': 512, 'targets': 114}
     """
     needed_by_parts = [_lengths_needed(part, lengths) for part in parts_of(task)]
     parts = [needed for needed in needed_by_parts if needed]

@@ -137,6 +137,10 @@ def ul2(
 
     Raises ConfigError if the lengths do not fit or the vocabulary has too few sentinels: 512 inputs
     need 128 for X 3/50 % and three for the modes.
+
+    >>> row = next(iter(ul2(tokens, {"inputs": 24}, features)))
+    >>> features["targets"].vocabulary.decode(row["inputs"])  # before it stands the token of the mode
+    'To be, or not to be, '
     """
     denoisers = tuple(denoisers)
     needed = ul2_lengths(sequence_length, denoisers)

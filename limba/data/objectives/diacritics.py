@@ -227,6 +227,12 @@ def restore_diacritics(
     vocabulary as the shorter length holds, so that nothing is truncated; with a number, at most that many bytes for
     each token (1 for bytes).
     Segments without a letter that can have a diacritic are skipped. Raises InputError for an unknown language.
+
+    >>> from limba.data.dataset import Elements
+    >>> texts = Elements([{"text": "Știu că vine.".encode()}], {"text": TEXT})
+    >>> pair = next(iter(restore_diacritics("ro", bytes_per_token=1)(texts, {"inputs": 64, "targets": 64}, features)))
+    >>> pair["inputs"].decode(), pair["targets"].decode()
+    ('Stiu ca vine.', 'Știu că vine.')
     """
     strip = stripper(language, transliterate)
     bases = re.compile("|".join(sorted(set(table(language).values()))), re.IGNORECASE)

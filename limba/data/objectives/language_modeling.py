@@ -80,6 +80,10 @@ def prefix_lm(
     a uniformly random place, with at least one token on each side: on average half of either side is padding.
     `lm_adaptation` splits always at the same place: InputError for another `split` than 'random'. Raises ConfigError if
     the lengths do not fit.
+
+    >>> row = next(iter(prefix_lm(tokens, {"inputs": 24}, features)))
+    >>> tuple(features[name].vocabulary.decode(row[name]) for name in ("inputs", "targets"))
+    ('To be, or not to be', ', tha')
     """
     needed = prefix_lm_lengths(sequence_length, split)
     check_targets("prefix LM", sequence_length, needed["targets"])
@@ -95,6 +99,10 @@ def lm_adaptation(
     Lester et al. 2021 (arXiv:2104.08691, sections 2.2 and 3) train a T5 for 100,000 more steps with Raffel's LM
     objective, so that it continues a text instead of filling gaps. The paper does not specify the split;
     here both sides fill their lengths, without padding.
+
+    >>> row = next(iter(lm_adaptation(tokens, {"inputs": 12}, features)))
+    >>> tuple(features[name].vocabulary.decode(row[name]) for name in ("inputs", "targets"))
+    ('To be, or n', 'ot to be, t')
     """
     needed = lm_adaptation_lengths(sequence_length)
     prefix = needed["inputs"] - append_eos
@@ -112,6 +120,10 @@ def causal_lm(
     last row of a finite stream may be shorter. With `whole_documents` an example is one document, to be packed, and
     longer documents are cut. Documents are separated by the end-of-sequence id that `tokenize_documents` with
     `append_eos=True` appends.
+
+    >>> rows = causal_lm(tokens, {"targets": 16}, features)
+    >>> [features["targets"].vocabulary.decode(row["targets"]) for row in rows]
+    ['To be, or not to', ' be, that is the', ' question.']
     """
     length = causal_lm_lengths(sequence_length)["targets"]
     if whole_documents:

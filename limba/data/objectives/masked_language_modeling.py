@@ -58,6 +58,10 @@ def masked_lm(
 
     With a `mean_noise_span_length` above 1, runs of tokens are hidden together, of at most 16 and about that mean
     (Joshi et al. 2020, SpanBERT, arXiv:1907.10529, has 3.8); neighbours may be hidden too.
+
+    >>> row = next(iter(masked_lm(tokens, {"targets": 16}, features)))
+    >>> row["inputs"].shape, features["targets"].vocabulary.decode(row["targets"])
+    ((16,), 'To be, or not to')
     """
     shares = (noise_density, mask_share, causal_share, mean_noise_span_length)
     return _masked(dataset, sequence_length, output_features, shares, whole_documents, False)

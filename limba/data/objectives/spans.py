@@ -148,6 +148,10 @@ def span_corruption(
     `sequence_length` exactly (512/114 from 568 tokens); the last row of a finite stream is padded with zeros.
 
     Raises ConfigError if the lengths do not fit or the vocabulary has too few sentinels.
+
+    >>> row = next(iter(span_corruption(tokens, {"inputs": 24}, features)))
+    >>> tuple(features[name].vocabulary.decode(row[name]) for name in ("inputs", "targets"))
+    ('To be, or not to be, t', 'hat ')
     """
     raw, targets_length = raw_and_targets(sequence_length["inputs"], noise_density, mean_noise_span_length)
     check_targets("span corruption", sequence_length, targets_length)

@@ -125,7 +125,13 @@ def text_of(example: Mapping[str, Any], name: str, vocabulary: Vocabulary) -> st
 
 @preprocessor
 def add_prefix(dataset: Dataset, prefix: str = "") -> Dataset:
-    """Returns the examples with the prefix before their inputs."""
+    """Returns the examples with the prefix before their inputs.
+
+    >>> from limba.data.dataset import TEXT, Elements
+    >>> pairs = Elements([{"inputs": b"A cat.", "targets": b"Eine Katze."}], dict.fromkeys(("inputs", "targets"), TEXT))
+    >>> next(iter(add_prefix(pairs, "German: ")))["inputs"]
+    b'German: A cat.'
+    """
     before = prefix.encode()
     return dataset.map(lambda example: {**example, "inputs": before + example["inputs"]})
 

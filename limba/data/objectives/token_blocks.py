@@ -2,6 +2,16 @@
 
 A block is a fixed number of tokens with its own random numbers, so a row is a pure function of the tokens
 and these. A place then names the block, and a shard's rows do not depend on another shard.
+
+In the examples of all objectives these are `tokens` and `features`:
+
+>>> from limba.data.dataset import TEXT, Elements
+>>> from limba.data.vocabulary import ByteVocabulary
+>>> texts = Elements([{"text": b"To be, or not to be, that is the question."}], {"text": TEXT})
+>>> features = {name: Feature(ByteVocabulary(100)) for name in ("inputs", "targets")}
+>>> tokens = tokenize_documents(texts, features)
+>>> len(next(iter(tokens))["targets"])
+42
 """
 
 from __future__ import annotations
@@ -195,6 +205,9 @@ def tokenize_documents(
     `follows_start` the start that the template begins with is left out, since a language model reads it before each
     example.
     Empty documents give no token.
+
+    >>> next(iter(tokens))["targets"][:3].tolist()  # of tokenize_documents(texts, features)
+    [87, 114, 35]
     """
     name, tokenize = tokenizer_of(dataset, output_features, append_eos, begins, follows_start)
 

@@ -57,6 +57,10 @@ def whole_word_span_corruption(
 
     Raises ConfigError if the lengths do not fit or the vocabulary has no sentinels, InputError for vocabularies
     that do not mark words.
+
+    >>> row = next(iter(whole_word_span_corruption(tokens, {"inputs": 24}, features)))
+    >>> tuple(features[name].vocabulary.decode(row[name]) for name in ("inputs", "targets"))
+    ('To be, or not be, that', ' to')
     """
     choices = (noise_density, mean_noise_span_length)
     needed = whole_word_span_corruption_lengths(sequence_length, *choices)

@@ -184,11 +184,11 @@ class ArrayRecordSource(FileSource):
     def units(self, split: str) -> list[Unit]:
         """Returns ranges of 1,024 records, for reading in order."""
         records = self._records_of(split)
-        return [
-            Unit(path, start, min(start + RECORDS_PER_UNIT, count))
-            for path, count in zip(records.paths, records.counts, strict=True)
-            for start in range(0, count, RECORDS_PER_UNIT)
-        ]
+        units: list[Unit] = []
+        for path, count in zip(records.paths, records.counts, strict=True):
+            for start in range(0, count, RECORDS_PER_UNIT):
+                units.append(Unit(path, start, min(start + RECORDS_PER_UNIT, count)))
+        return units
 
     def count(self, split: str, most: int | None = None) -> Counts | None:
         """Returns which records are left out, if that is known or quickly read."""

@@ -130,8 +130,12 @@ def changes(then: Mapping[int, Mark], num_files: int, now: Sequence[Mark]) -> Ch
     places = sorted(then)
     paths = [without_credentials(mark.path) for mark in now]
     is_same_place = not {then[index].path for index in places}.isdisjoint(paths)
-    old_names = [then[at].path for at in places] if is_same_place else _relative(then[at] for at in places)[1]
-    new_names = paths if is_same_place else _relative(now)[1]
+    if is_same_place:
+        old_names = [then[index].path for index in places]
+        new_names = paths
+    else:
+        _, old_names = _relative(then[index] for index in places)
+        _, new_names = _relative(now)
     by_name = dict(zip(new_names, now, strict=True))
     changes = Changes()
     for name, index in zip(old_names, places, strict=True):

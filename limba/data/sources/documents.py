@@ -90,11 +90,10 @@ class _OpenPart:
             chosen = self._share.chosen(self._epoch, self.part, self.chunk)
             if chosen is None:
                 return None
-            self._documents = [
-                (row, piece, element)
-                for row, text in chosen
-                for piece, element in enumerate(self._share.source.elements([text]))
-            ]
+            self._documents = []
+            for row, text in chosen:
+                for piece, element in enumerate(self._share.source.elements([text])):
+                    self._documents.append((row, piece, element))
         self.given += 1
         return self._documents[self.given - 1]
 
@@ -139,7 +138,8 @@ class Documents(Dataset):
                 part = opened[slot]
                 if part is None and following < len(parts):
                     first = [following, share.first_chunk(parts[following]), 0]
-                    part = opened[slot] = _OpenPart(share, epoch, parts[following], first)
+                    part = _OpenPart(share, epoch, parts[following], first)
+                    opened[slot] = part
                     num_open += 1
                     following += 1
                     num_empty += 1
@@ -162,7 +162,9 @@ class Documents(Dataset):
                 counts[3 * slot : 3 * slot + 3] = (part.number, part.chunk, part.given)
                 after = {"epoch": number, "read": num_read, "next": following, "turn": turn, "open": tuple(counts)}
                 yield Item(element, (document,), after)
-            following = turn = 0
+            # The next epoch begins with its first part, and with all slots closed.
+            following = 0
+            turn = 0
             counts = [CLOSED] * (3 * width)
 
 

@@ -35,7 +35,12 @@ def texts_of_lines(unit: Unit, file: Any) -> Iterator[bytes]:
 
 
 def text_lines(path: str, file: IO[bytes]) -> Iterator[str]:
-    """Yields the lines of an open file of text, the blank ones too, as training reads them."""
+    """Yields the lines of an open file of text, the blank ones too, as training reads them.
+
+    >>> import io
+    >>> list(text_lines("nb.txt", io.BytesIO("Ære være.\\n\\nGod dag.".encode())))
+    ['Ære være.', '', 'God dag.']
+    """
     unit = Unit(path)
     for offset, line in lines_of(unit, file):
         text = decoded(unit, offset, line)

@@ -29,6 +29,11 @@ def records(
     are '0', '1', …. `content` is what is read in the file's place, where it was unpacked from an archive. Raises
     InputError for what is wrong in the file, and the errors of the storage and of the compression; a record may lack a
     wanted column, which the caller says.
+
+    >>> from pathlib import Path
+    >>> _ = Path("nb.jsonl").write_text('{"text": "Ære være."}\\n{"text": "God dag."}\\n')
+    >>> list(records("nb.jsonl"))
+    [('nb.jsonl line 1', {'text': 'Ære være.'}), ('nb.jsonl line 2', {'text': 'God dag.'})]
     """
     unit = Unit(path)
     form, packed = file_format(path)

@@ -63,7 +63,12 @@ class Splits:
         self.name = name
         self._rewrite = rewrite
         # The names of an element's features.
-        self.keys = tuple(column) if isinstance(column, Mapping) else (TOKENS if column == TOKENS else "text",)
+        if isinstance(column, Mapping):
+            self.keys = tuple(column)
+        elif column == TOKENS:
+            self.keys = (TOKENS,)
+        else:
+            self.keys = ("text",)
         self._resolve = resolve
         self.column = column
         self._validation_percent = validation_percent

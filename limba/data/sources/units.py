@@ -73,6 +73,12 @@ class FileSource(UnitSource):
 
     `data_files` is a path or pattern, several of them (separated by commas, or a sequence), or a mapping
     from split to these. Any address that fsspec supports is allowed: local, gs://, hf://, http://.
+
+    >>> from pathlib import Path
+    >>> _ = Path("nb.txt").write_text("Ære være.\\nGod dag.\\n")
+    >>> source = FileSource("nb.txt", validation_percent=0)
+    >>> [document["text"].decode() for document in source.documents("train", shuffle=False, num_epochs=1)]
+    ['Ære være.', 'God dag.']
     """
 
     def __init__(self, data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0):

@@ -80,7 +80,8 @@ class StagedStream(Stream):
         self._lengths = dict(lengths)
         self._shards = tuple(shards)
         self._stream: Stream | None = None
-        self._number = self._batch = 0  # of the stage, and of the next batch
+        self._number = 0  # of the stage
+        self._batch = 0  # the next one
         self._ended: dict[int, list[dict[str, object]]] = {shard: [] for shard in shards}  # what earlier stages gave
         self._tokens: dict[int, int | None] = dict.fromkeys(shards, 0)  # of a stage of one task; None: not known
         self._last: dict[int, Position] = {}  # the positions where the stage before ended

@@ -217,6 +217,9 @@ def spells_bytes(vocabulary: Vocabulary) -> np.ndarray:
     """Returns bool [ids]: True at a piece that is one byte of a letter of several bytes: <0xE3>, or a byte-level piece.
 
     A text for which the vocabulary was made has few of them.
+
+    >>> spells_bytes(ByteVocabulary())[[100, 200]].tolist()  # "a" is a letter, and 0xC5 the first byte of several
+    [False, True]
     """
     if isinstance(vocabulary, SentencePieceVocabulary):
         size = vocabulary.vocab_size

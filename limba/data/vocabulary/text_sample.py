@@ -26,7 +26,15 @@ Progress = Callable[[int, int], None]  # called with (bytes read, units finished
 
 
 class Texts:
-    """The texts of one source: whole corpora are never in memory."""
+    """The texts of one source: whole corpora are never in memory.
+
+    >>> from limba.data.sources import FileSource
+    >>> from pathlib import Path
+    >>> _ = Path("nb.txt").write_text("Ære være.\\nGod dag.\\n")
+    >>> training, validation = Texts(FileSource("nb.txt", validation_percent=0)).sample("train", 1_000)
+    >>> len(training), len(validation)
+    (2, 0)
+    """
 
     def __init__(self, source: UnitSource):
         self.source = source

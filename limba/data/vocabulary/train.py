@@ -19,12 +19,12 @@ from typing import Any
 
 import fsspec
 
-from limba.config import ConfigError, DataConfig, InputError, extras, reason_of
+from limba.config import ConfigError, DataConfig, InputError, extras, reason_of, require
 from limba.config.waiting import waiting
 from limba.data.registry import Mixture, Task
 from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary.files import is_folder
-from limba.data.vocabulary.load import NUM_SENTINELS
+from limba.data.vocabulary.load import NUM_SENTINELS, ROWS_MULTIPLE
 from limba.data.vocabulary.text_sample import Progress, Texts
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
 from limba.data.vocabulary.vocabularies import parse_model
@@ -47,6 +47,10 @@ class NewVocabulary:
     """A vocabulary that is still to be trained: the model at `path`, and tokenizer.json beside it.
 
     With several hosts one process trains it within `held`, and the others `wait`.
+
+    >>> NewVocabulary("nb.model").check(300, byte_fallback=True)
+    Traceback (most recent call last):
+    limba.config.errors.ConfigError: DataConfig.new_vocabulary_size is 300, ...; give more than 359, ...
     """
 
     def __init__(self, path: str):
@@ -77,6 +81,23 @@ class NewVocabulary:
             raise InputError(f"The vocabulary {self.path} already exists; delete it, or give another path.")
         self._check_json()
         _check_writable(self.path)
+
+    @staticmethod
+    def check_rows(config: DataConfig, num_rows: int) -> None:
+        """Raises ConfigError if a model of so many rows has none for some of the `new_vocabulary_size` ids.
+
+        >>> NewVocabulary.check_rows(DataConfig("nb", {"inputs": 512}, 128, new_vocabulary_size=2_000), 1_000)
+        Traceback (most recent call last):
+        limba.config.errors.ConfigError: DataConfig.new_vocabulary_size is 2000, and ModelConfig.vocab_size 1000, ...
+        """
+        size = config.new_vocabulary_size
+        require(
+            size is None or size <= num_rows,
+            "DataConfig.new_vocabulary_size",
+            f"is {size}, and ModelConfig.vocab_size {num_rows}, which are the rows for these ids; give fewer ids, or"
+            " more rows.",
+            ("ModelConfig.vocab_size", -(-(size or 0) // ROWS_MULTIPLE) * ROWS_MULTIPLE),
+        )
 
     def _check_json(self) -> None:
         if _exists(self.json):
@@ -208,6 +229,9 @@ def train_vocabulary(
     rules as SentencePiece's TSV, used instead of the ones that `normalization` names. With `masks` it has <mask> and
     <cls>, and its end of sequence is <sep>. Raises InputError for no text, a size too small for the characters, and a
     path that cannot be written.
+
+    >>> train_vocabulary(["a small text of a few small words"] * 20, 17, "small.model", byte_fallback=False)
+    17
     """
     import sentencepiece
 

@@ -82,6 +82,12 @@ class SentencePieceVocabulary(Vocabulary):
 
     `extra_ids` sentinels follow its pieces, the last one is <extra_id_0> unless `reverse_extra_ids` is False.
     `normalizer_spec_overrides`, a NormalizerSpec, is merged into the model's.
+
+    >>> from limba.data.vocabulary.train import train_vocabulary
+    >>> _ = train_vocabulary(["a small text of a few small words"] * 20, 17, "few.model", byte_fallback=False)
+    >>> vocabulary = SentencePieceVocabulary("few.model", extra_ids=100)
+    >>> vocabulary.vocab_size, vocabulary.encode("<extra_id_0>"), vocabulary.decode(vocabulary.encode("small text"))
+    (117, [116], 'small text')
     """
 
     def __init__(

@@ -203,78 +203,92 @@ def _summed(plan: Plan, parts: Float[Array, "I B 2 H C J"]) -> Float[Array, "B 2
     return jnp.moveaxis(middle, 0, -2).reshape(*parts.shape[1:-1], -1).astype(parts.dtype)
 
 
+class _Blocks(NamedTuple):
+    """The part of each array that a program of the grid (heads, blocks of queries, groups of examples) holds."""
+
+    plan: Plan
+    width: int  # C, of a head
+    keys: int  # K, of the whole array
+    num_blocks: int  # of queries
+
+    @property
+    def num_keys(self) -> int:
+        """The keys of one block: with a reach as many as queries, else all."""
+        return self.plan.query_block if self.plan.is_near else self.keys
+
+    def at_query(self, i: Array) -> Array:
+        return i
+
+    def at_key(self, step: int) -> Callable[[Array], Array | int]:
+        """Returns from a block of queries to the block of keys that is `step` blocks after it."""
+        if not self.plan.is_near:
+            return lambda i: 0
+        # Beyond the row's ends the nearest block is read again, and `Inputs.read` hides its keys.
+        return lambda i: jnp.clip(i + step, 0, self.num_blocks - 1)
+
+    def of_projection(self, part: int, length: int, at: Callable[[Array], Array | int], count: int = 1) -> pl.BlockSpec:
+        """Returns the block of [B, N, H, C, L]: `count` of the N arrays from index `part` on."""
+        shape = (self.plan.rows, count, 1, self.width, length)
+        return pl.BlockSpec(shape, lambda h, i, b: (b, part, h, 0, at(i)))
+
+    def of_ids(self, length: int, at: Callable[[Array], Array | int]) -> pl.BlockSpec:
+        return pl.BlockSpec((self.plan.rows, 1, length), lambda h, i, b: (b, 0, at(i)))
+
+    def of_attended(self) -> pl.BlockSpec:
+        """Returns the block of [B, H, C, Q]."""
+        return pl.BlockSpec((self.plan.rows, 1, self.width, self.plan.query_block), lambda h, i, b: (b, h, 0, i))
+
+    def of_statistics(self) -> pl.BlockSpec:
+        """Returns the block of [B, H, 2, Q]."""
+        return pl.BlockSpec((self.plan.rows, 1, 2, self.plan.query_block), lambda h, i, b: (b, h, 0, i))
+
+    def of_bias(self) -> pl.BlockSpec:
+        """Returns the block of [H, K, Q]: the batch is not in it, so that it stays in VMEM for all examples."""
+        return pl.BlockSpec((1, self.keys, self.plan.query_block), lambda h, i, b: (h, 0, i))
+
+
 def _call(
     plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids: tuple[Array, Array], *of_backward: Array
 ) -> list[Array]:
-    """Returns the results of the kernel, run over (heads, blocks of queries, groups of examples)."""
+    """Returns the results of the kernel, run over (heads, blocks of queries, groups of examples).
+
+    The forward kernel gives what is attended and the statistics. With `of_backward`, which are these statistics and the
+    gradient of what is attended, the other one gives the gradients of the projections, and of the bias if there is one.
+    """
     batch, _, heads, width, queries = projections[0].shape
-    dtype = projections[0].dtype
     keys = ids[1].shape[-1]
-    block = plan.query_block
-    rows = plan.rows
-    steps = plan.steps
-    num_blocks = queries // block
-    is_fused = len(projections) == 1
-    size = block if plan.is_near else keys  # of a block of keys
-
-    def at_query(i: Array) -> Array:
-        return i
-
-    def at_key(step: int) -> Callable[[Array], Array | int]:
-        if plan.is_near:
-            return lambda i: jnp.clip(i + step, 0, num_blocks - 1)
-        return lambda i: 0
-
-    def projected(part: int, length: int, at: Callable[[Array], Array | int], count: int = 1) -> pl.BlockSpec:
-        return pl.BlockSpec((rows, count, 1, width, length), lambda h, i, b: (b, part, h, 0, at(i)))
-
-    def of_ids(length: int, at: Callable[[Array], Array | int]) -> pl.BlockSpec:
-        return pl.BlockSpec((rows, 1, length), lambda h, i, b: (b, 0, at(i)))
-
-    of_key, of_value = {1: (1, 2), 2: (0, 1), 3: (0, 0)}[len(projections)]  # their indices along N
-    at_keys = [at_key(step) for step in steps]
-    query, key, value = projections * 3 if is_fused else (*projections[:2], projections[-1])
-    arrays = [ids[0], *[ids[1]] * len(steps), query, *[key] * len(steps), *[value] * len(steps)]
-    of_head = pl.BlockSpec((rows, 1, width, block), lambda h, i, b: (b, h, 0, i))
-    in_specs = [of_ids(block, at_query), *(of_ids(size, at) for at in at_keys), projected(0, block, at_query)]
-    in_specs += [projected(part, size, at) for part in (of_key, of_value) for at in at_keys]
-    of_statistics = pl.BlockSpec((rows, 1, 2, block), lambda h, i, b: (b, h, 0, i))
-    shapes = [(batch, heads, width, queries), (batch, heads, 2, queries)]
-    shapes = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, (dtype, jnp.float32), strict=True)]
-    out_specs = [of_head, of_statistics]
+    blocks = _Blocks(plan, width, keys, queries // plan.query_block)
+    arrays, in_specs = _inputs(blocks, projections, ids)
     if of_backward:
         arrays += of_backward
-        in_specs += [of_statistics, of_head]
-        if is_fused and num_blocks == 1:
-            shapes = [jax.ShapeDtypeStruct(projections[0].shape, dtype)]
-            out_specs = [projected(0, keys, at_query, 3)]
-        else:
-            # Programs of different queries have gradients for the same keys: each writes its own part.
-            to_query = jax.ShapeDtypeStruct((batch, 1, heads, width, queries), dtype)
-            some = len(steps) * size
-            shapes = [to_query, jax.ShapeDtypeStruct((num_blocks, batch, 2, heads, width, some), dtype)]
-            part = pl.BlockSpec((1, rows, 2, 1, width, some), lambda h, i, b: (i, b, 0, h, 0, 0))
-            out_specs = [projected(0, block, at_query), part]
+        in_specs += [blocks.of_statistics(), blocks.of_attended()]
+        shapes, out_specs = _gradients(blocks, projections)
+    else:
+        attended = jax.ShapeDtypeStruct((batch, heads, width, queries), projections[0].dtype)
+        statistics = jax.ShapeDtypeStruct((batch, heads, 2, queries), jnp.float32)
+        shapes = [attended, statistics]
+        out_specs = [blocks.of_attended(), blocks.of_statistics()]
     if bias is not None:
-        of_bias = pl.BlockSpec((1, keys, block), lambda h, i, b: (h, 0, i))
         arrays.append(bias)
-        in_specs.append(of_bias)
+        in_specs.append(blocks.of_bias())
         if of_backward:
             shapes.append(jax.ShapeDtypeStruct(bias.shape, jnp.float32))
-            out_specs.append(of_bias)
+            out_specs.append(blocks.of_bias())
+    scores = batch * heads * queries * len(plan.steps) * blocks.num_keys
+    # Products of two matrices in a program: scores and values; backward the scores again and four gradients.
+    num_products = 5 if of_backward else 2
     rule = plan.rule
-    scores = batch * heads * queries * len(steps) * size
     marks = {"causal": rule.causal, "mixed": rule.by_token, "near": rule.reach is not None, "bias": bias is not None}
     name = ["attention", "backward" if of_backward else "forward", f"{queries}x{keys}"]
     results = pl.pallas_call(
         functools.partial(_backward_kernel if of_backward else _forward_kernel, plan, bias is not None),
-        grid=(heads, num_blocks, batch // rows),
+        grid=(heads, blocks.num_blocks, batch // plan.rows),
         in_specs=in_specs,
         out_specs=out_specs,
         out_shape=shapes,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=(10 if of_backward else 4) * width * scores,
+            flops=2 * num_products * width * scores,
             transcendentals=scores,
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in [*arrays, *shapes]),
         ),
@@ -282,6 +296,57 @@ def _call(
         name="_".join([*name, *(mark for mark in marks if marks[mark])]),
     )(*arrays)
     return list(results)
+
+
+def _inputs(
+    blocks: _Blocks, projections: tuple[Array, ...], ids: tuple[Array, Array]
+) -> tuple[list[Array], list[pl.BlockSpec]]:
+    """Returns the ids, the query, and for each block of keys the keys and the values, with the blocks read of them."""
+    # Which of the N arrays of its projection the keys, and the values, are.
+    if len(projections) == 1:
+        (fused,) = projections
+        query, key, value = fused, fused, fused
+        of_key = 1
+        of_value = 2
+    elif len(projections) == 2:
+        query, key = projections
+        value = key
+        of_key = 0
+        of_value = 1
+    else:
+        query, key, value = projections
+        of_key = 0
+        of_value = 0
+    query_ids, key_ids = ids
+    block = blocks.plan.query_block
+    size = blocks.num_keys
+    at_keys = [blocks.at_key(step) for step in blocks.plan.steps]
+    arrays = [query_ids, *[key_ids] * len(at_keys), query, *[key] * len(at_keys), *[value] * len(at_keys)]
+    in_specs = [blocks.of_ids(block, blocks.at_query)]
+    in_specs += [blocks.of_ids(size, at) for at in at_keys]
+    in_specs.append(blocks.of_projection(0, block, blocks.at_query))
+    in_specs += [blocks.of_projection(of_key, size, at) for at in at_keys]
+    in_specs += [blocks.of_projection(of_value, size, at) for at in at_keys]
+    return arrays, in_specs
+
+
+def _gradients(
+    blocks: _Blocks, projections: tuple[Array, ...]
+) -> tuple[list[jax.ShapeDtypeStruct], list[pl.BlockSpec]]:
+    """Returns the gradients of the projections that the kernel writes, and the blocks that a program writes of them."""
+    batch, _, heads, width, queries = projections[0].shape
+    dtype = projections[0].dtype
+    plan = blocks.plan
+    is_fused = len(projections) == 1
+    if is_fused and blocks.num_blocks == 1:
+        of_all = jax.ShapeDtypeStruct(projections[0].shape, dtype)
+        return [of_all], [blocks.of_projection(0, blocks.keys, blocks.at_query, count=3)]
+    to_query = jax.ShapeDtypeStruct((batch, 1, heads, width, queries), dtype)
+    # Programs of different queries have gradients for the same keys: each writes its own part.
+    num_keys = len(plan.steps) * blocks.num_keys
+    to_keys = jax.ShapeDtypeStruct((blocks.num_blocks, batch, 2, heads, width, num_keys), dtype)
+    of_part = pl.BlockSpec((1, plan.rows, 2, 1, width, num_keys), lambda h, i, b: (i, b, 0, h, 0, 0))
+    return [to_query, to_keys], [blocks.of_projection(0, plan.query_block, blocks.at_query), of_part]
 
 
 def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:

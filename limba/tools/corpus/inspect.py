@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limba.api import Parser, add_import_flag
+from limba.api import Parser, add_import_flag, look_at
 from limba.config import InputError, environment, named
 from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags
@@ -51,6 +51,11 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"--num is {arguments.num} and --sample_bytes {arguments.sample_bytes}; give numbers above 0.")
     recipe = task_flags.recipe(arguments, arguments.inputs)
     if not arguments.task and not arguments.vocabulary:
+        if look_at(arguments.files) is not None:
+            raise InputError(
+                f"{arguments.files} is a run; give --step=N for the documents of one of its steps, or name the files of"
+                " its text in its place."
+            )
         raise InputError("Files without a task have no vocabulary; give --vocabulary=PATH or byte.")
     task = recipe()
     with environment.quiet_imports():

@@ -88,7 +88,6 @@ def run(argv: Sequence[str]) -> None:
         from limba.tools.corpus import counting, templates
         from limba.tools.corpus.plans import Asked
         from limba.tools.corpus.proposal import Proposer
-        from limba.tools.corpus.survey import survey
     kind = args.kind or "t5"
     _check_model(args, kind)
     is_here = args.hardware == "this"
@@ -98,19 +97,8 @@ def run(argv: Sequence[str]) -> None:
     if start is not None:
         kind = _kind_of(start)
     # From here on the text is read.
-    with task_flags.reading() as progress:
-        surveyed = survey(corpus, args.column, progress)
-    if surveyed.letters < LEAST_LETTERS:
-        raise InputError(
-            f"{corpus} holds {surveyed.letters:,} letters, too few to train on; give {LEAST_LETTERS:,} or more."
-        )
-    documents = counting.sampled(corpus, surveyed.column)
-    surveyed = surveyed._replace(has_spaces=counting.has_spaces(documents))
-    language = args.language
-    if language:
-        counting.check_language(language, documents)
-    elif counting.is_language_of(name, documents):
-        language = name
+    surveyed, documents = _read(corpus, args.column)
+    language = _language(args.language, name, documents)
     prompts = _prompts(corpus, surveyed, kind)
     if start is None:
         counts = counting.counter(documents, kind)
@@ -166,6 +154,31 @@ def _machine(name: str | None) -> Hardware:
             " or cpu."
         )
     return machine
+
+
+def _read(corpus: str, column: str | None) -> tuple[Survey, list[bytes]]:
+    """Returns what the whole text is, and a sample of its documents; InputError for too little text."""
+    with environment.quiet_imports():
+        from limba.tools.corpus import counting
+        from limba.tools.corpus.survey import survey
+    with task_flags.reading() as progress:
+        surveyed = survey(corpus, column, progress)
+    if surveyed.letters < LEAST_LETTERS:
+        raise InputError(
+            f"{corpus} holds {surveyed.letters:,} letters, too few to train on; give {LEAST_LETTERS:,} or more."
+        )
+    documents = counting.sampled(corpus, surveyed.column)
+    return surveyed._replace(has_spaces=counting.has_spaces(documents)), documents
+
+
+def _language(code: str | None, name: str, documents: list[bytes]) -> str | None:
+    """Returns the language of the model's card: the code that is given, else the run's name if the text is in it."""
+    from limba.tools.corpus import counting
+
+    if code:
+        counting.check_language(code, documents)
+        return code
+    return name if counting.is_language_of(name, documents) else None
 
 
 def _chosen(proposal: Proposal, choice: str) -> Plan:

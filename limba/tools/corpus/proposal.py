@@ -224,11 +224,7 @@ class Proposer:
         shards = 1 << int(math.log2(max(1.0, min(most_shards, self.asked.corpus.documents / 8))))
         hours = hours_of_run(steps, candidate.step_seconds)
         run_seconds = hours[1] * 3600
-        slow_step = run_seconds / steps
-        seconds_between_saves = max(sizes.SAVED_SHARE * run_seconds, sizes.RARELY_SECONDS)
-        seconds_between_saves = min(seconds_between_saves, sizes.SAVED_SECONDS)
-        # Steps between two evaluations: 5 evaluations in a short run, one each 200 steps, at most 100 in a long run.
-        evaluations = min(steps, max(min(200, steps // 5), steps // 100, 1))
+        evaluations = _steps_between_evaluations(steps)
         eval_steps = int(evaluations * sizes.EVALUATED_SHARE * sizes.UPDATE_PER_EVALUATION)
         patience = None
         if epochs > sizes.FREE_EPOCHS:  # it may learn the text by heart
@@ -258,7 +254,7 @@ class Proposer:
             hours=hours,
             dollars=dollars,
             share=run_seconds / (self.asked.days * 86_400),
-            checkpoints=max(1, min(steps, int(seconds_between_saves / slow_step))),
+            checkpoints=_steps_between_saves(steps, run_seconds),
             evaluations=evaluations,
             eval_steps=max(1, min(sizes.EVAL_STEPS, eval_steps)),
             patience=patience,
@@ -270,6 +266,23 @@ class Proposer:
         )
         plan = plan._replace(risk=reasons.risk(self.asked, plan))
         return plan._replace(reasons=tuple(reasons.reasons(self.asked, plan, candidate)))
+
+
+def _steps_between_saves(steps: int, run_seconds: float) -> int:
+    """Returns the steps that a run may lose: those of a share of its time, within limits that suit any run."""
+    seconds = max(sizes.SAVED_SHARE * run_seconds, sizes.RARELY_SECONDS)
+    seconds = min(seconds, sizes.SAVED_SECONDS)
+    seconds_of_step = run_seconds / steps
+    return max(1, min(steps, int(seconds / seconds_of_step)))
+
+
+def _steps_between_evaluations(steps: int) -> int:
+    """Returns them for 5 evaluations in a short run, one each 200 steps in others, and at most 100 in a long run.
+
+    >>> [_steps_between_evaluations(steps) for steps in (50, 1_000, 5_000, 100_000)]
+    [10, 200, 200, 1000]
+    """
+    return min(steps, max(min(200, steps // 5), steps // 100, 1))
 
 
 def _arithmetic() -> ModuleType:

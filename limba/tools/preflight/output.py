@@ -10,7 +10,7 @@ from limba.tools.preflight.checks.compiler import TITLE as COMPILED
 from limba.tools.preflight.checks.cost import TITLE as COSTS
 from limba.tools.preflight.checks.data import TITLE as DATA
 from limba.tools.preflight.checks.estimate import TITLE as ESTIMATE
-from limba.tools.preflight.checks.verdict import FAILS, Section, as_json, judged, lines_of, verdict
+from limba.tools.preflight.checks.verdict import FAILS, Section, as_json, distinct, judged, lines_of, verdict
 from limba.tools.preflight.compiled.memory import device_bytes
 
 
@@ -93,12 +93,11 @@ def first_screen(sections: Sequence[Section], is_all_shown: bool) -> str:
     figures = [f"  {name:<8} {text}" for name, text in glance(sections).items()]
     if is_all_shown:
         return "\n".join(["", *figures, "", verdict(sections)])
-    findings = [line for section in sections for line in section.lines]
+    findings = distinct(sections)
     errors = [line for line in findings if line.level == "error"]
     warnings = [line for line in findings if line.level == "warning"]
     lines = []
-    # Several sections may have the same finding; it is printed once.
-    for line in dict.fromkeys([*errors, *warnings]):
+    for line in [*errors, *warnings]:
         lines += ["", *lines_of(line)]
     hidden = len(findings) - len(errors) - len(warnings)
     return "\n".join([verdict(sections), *figures, *lines, "", f"{hidden} other lines are fine; --all prints them."])

@@ -87,12 +87,17 @@ def take_snapshot(state: PyTree, memory: Sequence[np.ndarray] = ()) -> Snapshot:
     longer needed: memory that is new to the process takes as long to get as to fill.
     """
     leaves = jax.tree.leaves_with_path(state)
-    local = [{_key(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards} for _, leaf in leaves]
     chosen = [_own_parts(leaf) for _, leaf in leaves]
-    shards = [data[part.shard] for data, parts in zip(local, chosen, strict=True) for part in parts]
+    # Of the parts of all leaves, one after the other: the data that holds it, and where it is in that.
+    shards: list[jax.Array] = []
+    insides = []
+    for (_, leaf), parts in zip(leaves, chosen, strict=True):
+        data_of = {_key(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
+        for part in parts:
+            shards.append(data_of[part.shard])
+            insides.append(part.inside)
     for data in shards:
         data.copy_to_host_async()  # all are on their way before the first is waited for
-    insides = [part.inside for parts in chosen for part in parts]
     used = memory if len(memory) == len(shards) else [None] * len(shards)
     with ThreadPoolExecutor(COPY_THREADS) as pool:
         copies = iter(list(pool.map(_copied, insides, shards, used)))

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 
 from limba.api import Mixture, NewVocabulary, PieceTable, RunData, Task
-from limba.config import DataConfig, InputError, RunConfig, SentenceError
+from limba.config import ConfigError, DataConfig, InputError, RunConfig, SentenceError
 from limba.config.errors import ELSEWHERE
 from limba.tools.preflight.checks import compiler, cost, data, estimate, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
@@ -139,6 +139,10 @@ def _without_vocabulary(config: RunConfig, error: SentenceError | OSError) -> Re
     is_in_run = str(data.vocabulary).startswith(f"{config.model_dir.rstrip('/')}/")
     is_unreached = is_in_run and error_line(error).fix == ELSEWHERE
     if data.new_vocabulary_size is not None and (is_absent or is_unreached):
+        try:
+            NewVocabulary.check_rows(data, config.model.vocab_size)
+        except ConfigError as too_large:
+            return Resolved(task, _lengths(task, config), of_vocabulary=error_line(too_large))
         line = Line("ok", f"The vocabulary is trained at the first start, with {data.new_vocabulary_size:,} ids.")
         learned = _learned(data, task)
         if learned is not None:

@@ -133,13 +133,22 @@ def verdict(sections: Sequence[Section]) -> str:
     return f"Verdict: {judged(sections)}{in_brackets}."
 
 
+def distinct(sections: Sequence[Section]) -> list[Line]:
+    """Returns the findings of all sections; what several of them find comes once, at its first place."""
+    first: dict[tuple[str, str], Line] = {}
+    for section in sections:
+        for line in section.lines:
+            first.setdefault((line.level, line.text), line)
+    return list(first.values())
+
+
 def counted(sections: Sequence[Section]) -> str:
     """Returns how many errors and warnings there are; "" for none.
 
-    >>> counted([Section("a", [Line("warning", "x"), Line("error", "y"), Line("warning", "z")])])
-    '1 error, 2 warnings'
+    >>> counted([Section("a", [Line("warning", "x"), Line("error", "y")]), Section("b", [Line("error", "y")])])
+    '1 error, 1 warning'
     """
-    levels = [line.level for section in sections for line in section.lines]
+    levels = [line.level for line in distinct(sections)]
     counts = {level: levels.count(level) for level in ("error", "warning")}
     return ", ".join(f"{count} {level}{'s' * (count > 1)}" for level, count in counts.items() if count)
 
