@@ -24,9 +24,8 @@ from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.sentinels import num_sentinels, sentinel_ids
 from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.data.vocabulary.vocabularies import Vocabulary
-from limba.export import proof
+from limba.export import merging, proof
 from limba.export.card import write_card
-from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import ENDS_INPUTS, ONLY_FILLS_GAPS, RECORD, head_scale
 from limba.formats.huggingface_files import ENCODER, Form, write_folder
@@ -39,7 +38,7 @@ from limba.storage import lease, manifest
 from limba.storage.files import as_typed_here, write_whole
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import position_item
-from limba.training.checkpoints.initial import stacked
+from limba.training.checkpoints.initial import stacked_layers
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 
@@ -422,16 +421,29 @@ def write_start(folder: Path, network_arrays: Mapping[str, np.ndarray], model: M
         for tree_path, leaf in jax.tree.leaves_with_path(abstract):
             path = leaf_name(tree_path)
             shape = tuple(leaf.shape)
-            if path.startswith("params/"):
-                whole = stacked(path.removeprefix("params/"), shape[0], network_arrays.__getitem__)
-            else:  # the optimizer begins anew
-                whole = np.zeros(shape, leaf.dtype)
-            part = ((tuple(slice(0, size) for size in shape), np.asarray(whole, leaf.dtype)),)
-            chunk = tuple(max(1, size) for size in shape)
-            yield arrays.HostArray(path.replace("/", "."), shape, np.dtype(leaf.dtype), chunk, part)
+            dtype = np.dtype(leaf.dtype)
+            chunk = arrays.chunk_shape(shape, None, 1, dtype.itemsize)
+            for block, part in _parts_of(path, shape, chunk, network_arrays):
+                part = np.asarray(part, dtype)
+                yield arrays.HostArray(path.replace("/", "."), shape, dtype, chunk, ((block, part),))
 
     needed = arrays.num_bytes(abstract)
     return write_checkpoint(folder, model, out, 0, needed, host_arrays())
+
+
+def _parts_of(
+    path: str, shape: tuple[int, ...], chunk: tuple[int, ...], network_arrays: Mapping[str, np.ndarray]
+) -> Iterator[tuple[arrays.Index, np.ndarray]]:
+    """Yields the parts of an array of the state, by its path there: of a stack some layers, else the array."""
+    parameter = path.removeprefix("params/")
+    if parameter == path:  # the optimizer begins anew
+        yield (), np.zeros(shape)
+    elif "/layers/" in parameter:
+        for block in merging.blocks(shape, chunk):
+            layers = range(block[0].start, block[0].stop)
+            yield block, stacked_layers(parameter, layers, network_arrays.__getitem__)
+    else:
+        yield (), network_arrays[parameter]
 
 
 def write_checkpoint(
@@ -450,7 +462,7 @@ def write_checkpoint(
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
     data = position_item(DataConfig("imported", {"inputs": 1}, 1), {})  # no corpus has been read yet
-    write_step(epath.Path(writing / "checkpoints"), step, needed, host_arrays, data)
+    merging.write_step(epath.Path(writing / "checkpoints"), step, needed, host_arrays, data)
     (writing / "config.gin").write_text(network_gin(model))
     (writing / saved_config.FILE).write_text(saved_config.to_text(model))
     sentence = f"{out}/checkpoints/{step}, with its network in {out}/config.gin"

@@ -347,9 +347,12 @@ def _chunk(store: ts.TensorStore) -> tuple[int, ...]:
 
 
 def blocks_of(store: ts.TensorStore) -> Iterator[tuple[slice, ...]]:
+    """Yields the blocks of a stored array, as `blocks` has them."""
+    return blocks(tuple(store.shape), _chunk(store))
+
+
+def blocks(shape: tuple[int, ...], chunk: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     """Yields the blocks of an array: whole chunks of rows of axis 0, of about BLOCK_BYTES in float32 together."""
-    shape = tuple(store.shape)
-    chunk = _chunk(store)
     if not shape or not math.prod(shape):
         yield ()
         return

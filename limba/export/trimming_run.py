@@ -87,9 +87,9 @@ def _cut_blocks(state: State, rows: np.ndarray) -> Iterator[arrays.HostArray]:
     for name, store in state.stores.items():
         if name in state.axes:
             table = taken(_stored(store), rows, state.axes[name])
-            whole = tuple(slice(0, size) for size in table.shape)
             array_name = merging.name_in_store(store)
-            yield arrays.HostArray(array_name, table.shape, table.dtype, table.shape, ((whole, table),))
+            chunk = arrays.chunk_shape(table.shape, None, 1, table.dtype.itemsize)
+            yield arrays.HostArray(array_name, table.shape, table.dtype, chunk, (((), table),))
             continue
         for block in merging.blocks_of(store):
             part = np.asarray(store[block].read().result())

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -25,12 +27,14 @@ from limba.formats.architectures import HEAD, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
 from limba.formats.huggingface_config import config_json
 from limba.formats.huggingface_tokenizer import write_tokenizer
-from limba.formats.names import Stored, size_of, unflatten, write_safetensors
+from limba.formats.names import Stored, blocks_of, size_of, unflatten, write_safetensors
 from limba.formats.t5x import numpy_dtype
 from limba.storage.files import read_text
 
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
 ENCODER = "encoder"  # the folder of a hybrid's encoder, inside its language model's
+_ARRAY = 1  # flax's number of msgpack's extension for an array
+_FIXED_EXTENSIONS = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}  # bytes -> the head of an extension of that size
 _ID_OF_ROLE = re.compile(r"\w+_token_id")
 
 
@@ -297,27 +301,79 @@ def write_flax(
     dtype: str = "float32",
     head_scale: float = 1.0,
 ) -> None:
-    """Writes flax_model.msgpack, as flax's `msgpack_serialize` does, with one array in memory at a time."""
-    tree = unflatten(_written(arrays, config, dtype, head_scale, flax=True))
-    with (directory / FLAX_FILE).open("wb") as file:
-        _write_flax_tree(file, tree)
+    """Writes flax_model.msgpack, as flax's `msgpack_serialize` does, with one array in memory at a time.
 
-
-def _write_flax_tree(file: IO[bytes], tree: Mapping[str, Any]) -> None:
-    """Writes nested dictionaries of `Stored` arrays: the head of each map by msgpack's specification, the rest by flax.
-
-    https://github.com/msgpack/msgpack/blob/master/spec.md#map-format-family
+    The file has the arrays layer by layer, and a checkpoint has them stack by stack: each is written to its place in
+    the order in which `arrays` has them, so that no stack is read once for each of its layers.
     """
+    named_arrays = _written(arrays, config, dtype, head_scale, flax=True)
+    numbers = {id(stored): number for number, stored in enumerate(named_arrays.values())}
+    places: list[tuple[int, Stored]] = []
+    with (directory / FLAX_FILE).open("wb") as file:
+        for piece in _flax_pieces(unflatten(named_arrays)):
+            if isinstance(piece, Stored):
+                places.append((file.tell(), piece))
+                file.seek(size_of(piece), os.SEEK_CUR)
+            else:
+                file.write(piece)
+        # Chunks of a large array have no number of their own: such an array is no layer of a stack.
+        places.sort(key=lambda place: numbers.get(id(place[1]), 0))
+        for position, stored in places:
+            file.seek(position)
+            file.writelines(blocks_of(stored))
+
+
+def _flax_pieces(value: Any) -> Iterator[bytes | Stored]:
+    """Yields the bytes of nested dictionaries as flax writes them, with each array in the place of its own bytes.
+
+    The forms of an array, and of one that is too large for one piece, are flax's (`flax/serialization.py`), heads are
+    msgpack's: https://github.com/msgpack/msgpack/blob/master/spec.md
+    """
+    import msgpack
     from flax import serialization
 
-    if len(tree) < 16:
-        head = struct.pack(">B", 0x80 | len(tree))
+    packer: Any = msgpack.Packer()  # its stub says that it may give None
+    if isinstance(value, Stored):
+        size = size_of(value)
+        if size > serialization.MAX_CHUNK_SIZE:
+            yield from _flax_pieces(_flax_chunks(value, serialization.MAX_CHUNK_SIZE))
+            return
+        array = packer.pack((value.shape, value.dtype.name)) + _sized_head(size, b"\xc4\xc5\xc6")
+        array = b"\x93" + array[1:]  # three things, the bytes are the third
+        yield _extension_head(len(array) + size, _ARRAY) + array
+        yield value
+    elif isinstance(value, Mapping):
+        yield packer.pack_map_header(len(value))
+        for name, inner in value.items():
+            yield packer.pack(name)
+            yield from _flax_pieces(inner)
     else:
-        head = b"\xde" + struct.pack(">H", len(tree))
-    file.write(head)
-    for name, value in tree.items():
-        file.write(serialization.msgpack_serialize(name))
-        if isinstance(value, Stored):
-            file.write(serialization.msgpack_serialize(value.read().astype(value.dtype, copy=False)))
-        else:
-            _write_flax_tree(file, value)
+        yield packer.pack(value)
+
+
+def _flax_chunks(stored: Stored, most_bytes: int) -> dict[str, Any]:
+    """Returns the dictionary that flax writes for an array of more than `most_bytes`."""
+    count = max(1, most_bytes // stored.dtype.itemsize)
+    total = math.prod(stored.shape)
+    chunks = {}
+    for number, start in enumerate(range(0, total, count)):
+        part = slice(start, min(start + count, total))
+        read = lambda part=part: stored.read().reshape(-1)[part]
+        chunks[str(number)] = Stored((part.stop - part.start,), stored.dtype, read)
+    shape = {str(axis): size for axis, size in enumerate(stored.shape)}
+    return {"__msgpack_chunked_array__": True, "shape": shape, "chunks": chunks}
+
+
+def _sized_head(size: int, kinds: bytes) -> bytes:
+    """Returns a byte of `kinds` and a size in one, two or four bytes, the fewest that hold it."""
+    for kind, letter, bits in zip(kinds, "BHI", (8, 16, 32), strict=True):
+        if size < 1 << bits:
+            return struct.pack(f">B{letter}", kind, size)
+    raise ValueError(f"msgpack holds at most 4 GiB in one piece, and this has {size} bytes")
+
+
+def _extension_head(size: int, kind: int) -> bytes:
+    """Returns the head of an extension, whose kind stands behind its size."""
+    if size in _FIXED_EXTENSIONS:
+        return bytes([_FIXED_EXTENSIONS[size], kind])
+    return _sized_head(size, b"\xc7\xc8\xc9") + bytes([kind])

@@ -1,4 +1,4 @@
-"""Limba's checkpoints under T5X's names: one array for each layer, read on demand, at most one stack in memory.
+"""Limba's checkpoints under T5X's names: one array for each layer, read on demand, some layers at a time.
 
 `checkpoints/<step>/state` is an OCDBT store of zarr arrays: `params/encoder/layers/mlp/wo/kernel` with the layers on
 axis 0, and `opt_state/…`. Iteration goes stack by stack, so in this order every stack is read once. `data/metadata` is
@@ -8,10 +8,11 @@ JSON: the data positions and the guard's notes.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 import numpy as np
 from etils import epath
@@ -24,6 +25,7 @@ from limba.storage.failures import short_reason
 from limba.storage.files import read_bytes
 
 PARAMETERS = "params/"
+HELD_BYTES = 1 << 28  # of a stack that are read at one time; whole chunks, side by side
 LAST_FORMAT_IN_TEXT = 5  # of data positions: from 6 on they are JSON
 AVERAGE = re.compile(r"^opt_state/\d+/average/(.+)$")  # names the averaged parameter
 
@@ -143,6 +145,14 @@ def check_whole(path: epath.Path, how: str = "checksums", part: tuple[int, int] 
         raise InputError(f"The checkpoint {path} is damaged: {damaged[0]}{more}; name another step, or copy it again.")
 
 
+class _Held(NamedTuple):
+    """Adjacent layers of a stack, from the layer `first` on."""
+
+    array: str
+    first: int
+    layers: np.ndarray
+
+
 class LimbaCheckpoint(Arrays):
     """The parameters of one `checkpoints/<step>` by T5X's names, unstacked; `tree` has all arrays by Limba's names.
 
@@ -157,7 +167,7 @@ class LimbaCheckpoint(Arrays):
             check_whole(self.path, verify)
         self.step = int(self.path.name)
         self.tree = StoredTree(self.path, stored_arrays(self.path / "state"))
-        self._held: tuple[str, np.ndarray] = ("", np.zeros(0))
+        self._held = _Held("", 0, np.zeros(0))
         averages: dict[str, str] = {}  # a parameter -> the array with its average
         for name in self.tree:
             match = AVERAGE.match(name)
@@ -186,8 +196,16 @@ class LimbaCheckpoint(Arrays):
             yield name.replace("/layers/", f"/layers_{i}/"), layer
 
     def _layer(self, array: str, number: int) -> np.ndarray:
-        """Returns a layer of a stack; the last stack stays in memory, for its next layer."""
-        if self._held[0] != array:
-            self._held = ("", np.zeros(0))  # freed first: two stacks are never in memory
-            self._held = (array, self.tree[array])
-        return self._held[1][number]
+        """Returns a layer of a stack; the layers that are read with it stay in memory, until others are asked for."""
+        held = self._held
+        if held.array != array or not held.first <= number < held.first + len(held.layers):
+            stored = self.tree.stored[array]
+            together = self.tree.rows_of_chunk(array)
+            layer_bytes = math.prod(stored.shape[1:]) * stored.dtype.itemsize
+            together *= max(1, HELD_BYTES // max(1, together * layer_bytes))
+            first = number // together * together
+            assert stored.read_rows is not None, "a stack has an axis of layers"
+            del held  # freed first: the layers before these are not needed any more
+            self._held = _Held("", 0, np.zeros(0))
+            self._held = _Held(array, first, stored.read_rows(first, min(first + together, stored.shape[0])))
+        return self._held.layers[number - self._held.first]

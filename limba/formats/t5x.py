@@ -100,6 +100,11 @@ class StoredTree(Arrays):
         keys = store.kvstore.list().result()  # pyright: ignore[reportOptionalMemberAccess]
         return sum(not key.rsplit(b"/", 1)[-1].startswith(b".z") for key in keys), wanted
 
+    def rows_of_chunk(self, name: str) -> int:
+        """Returns how many rows of axis 0 a zarr chunk of an array has."""
+        chunk = self._stores[name].chunk_layout.read_chunk.shape or ()
+        return chunk[0] or 1 if chunk else 1
+
     @property
     def step(self) -> int:
         return int(np.asarray(self[STEP]))

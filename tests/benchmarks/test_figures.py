@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import compiled, data_pipeline, generate, kill, peers, train_step
+from benchmarks import compiled, convert, data_pipeline, generate, kill, peers, train_step
 from limba.cli.gin import read_model
 from limba.config import InputError
 from limba.training.metrics.flops import flops_per_sequence
@@ -36,6 +36,10 @@ def test_flops_of_a_sequence(size: str, vocab_size: int) -> None:
         (data_pipeline, ["--in_tensorflow"], "t5/data/preprocessors.py does not exist; give --t5=CHECKOUT"),
         (data_pipeline, ["--tfds"], "t5/data/preprocessors.py does not exist; give --t5=CHECKOUT"),
         (data_pipeline, ["--tfds", "--undivided"], "--undivided and --tfds are 2 measurements; give one of them"),
+        (convert, ["--size=base"], "There is no --folder; give an empty or new folder on the disk that is measured."),
+        (convert, ["--folder=benchmarks"], "--folder=benchmarks is not empty"),
+        (convert, ["--folder=new", "--model=/nope"], "--model=/nope is not a folder"),
+        (convert, ["--folder=new", "--rounds=0"], "--rounds is 0; give 1 or more"),
         (train_step, ["--size"], "--size has no value; write --size=VALUE"),
         (kill, ["--steps=0"], "steps above 0"),
         (compiled, ["--field=nope=3"], "--field=nope=3 is not NAME=VALUE with a field of ModelConfig"),

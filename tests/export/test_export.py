@@ -24,11 +24,12 @@ from limba.export import huggingface as exports
 from limba.export import proof as check
 from limba.export.huggingface import import_folder, network_gin
 from limba.formats import huggingface_files as files
-from limba.formats import names, t5x
+from limba.formats import limba_checkpoint, names, t5x
 from limba.formats.huggingface import open_folder
 from limba.formats.huggingface_tokenizer import write_tokenizer
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import unflatten
+from limba.formats.t5x import StoredTree
 from limba.inference.gap_filling import fills
 from limba.inference.gap_pieces import pieces_of
 from limba.inference.load import load
@@ -203,8 +204,32 @@ def test_bfloat16_and_files_in_parts(tmp_path):
     with pytest.MonkeyPatch.context() as patch:  # as flax cuts arrays over a gibibyte
         patch.setattr(serialization, "MAX_CHUNK_SIZE", 6_000)
         files.write_flax(tmp_path / "out", arrays, config)
+        read = serialization.msgpack_restore(file.read_bytes())
+        assert file.read_bytes() == serialization.msgpack_serialize(read, in_place=True)
     assert b"__msgpack_chunked_array__" in file.read_bytes()
     equal(open_folder(tmp_path / "out", config, flax=True), arrays)
+
+
+def test_no_form_of_weights_reads_a_part_of_a_checkpoint_twice(tmp_path, monkeypatch):
+    """The file of flax has arrays layer by layer: a stack was read once for each of its layers."""
+    config = config_of("mt5")
+    write_run(tmp_path / "run", config)
+    read_rows = StoredTree._read_rows
+    read = []
+
+    def counted(self, name, start, stop):
+        read.extend((name, layer) for layer in range(start, stop))
+        return read_rows(self, name, start, stop)
+
+    monkeypatch.setattr(StoredTree, "_read_rows", counted)
+    monkeypatch.setattr(limba_checkpoint, "HELD_BYTES", 1)  # one chunk at a time
+    checkpoint = LimbaCheckpoint(tmp_path / "run/checkpoints/5")
+    stacks = sum("/layers/" in name for name in checkpoint.tree if name.startswith("params/"))
+    for write in (files.write_pytorch, files.write_flax):
+        read.clear()
+        write(tmp_path, checkpoint, config)
+        layers = [part for part in read if "/layers/" in part[0]]
+        assert len(layers) == len(set(layers)) and len({name for name, _ in layers}) == stacks
 
 
 def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):

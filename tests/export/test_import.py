@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from limba.cli import convert, program
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, optimizer_config
-from limba.export import destinations
+from limba.export import destinations, huggingface, merging
 from limba.export.huggingface import import_folder
 from limba.formats import hub_models
 from limba.formats import huggingface_files as files
@@ -22,6 +22,8 @@ from limba.formats.huggingface import open_folder, open_safetensors
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.model import Network
 from limba.storage import manifest
+from limba.training.checkpoints import arrays as checkpoint_arrays
+from limba.training.checkpoints import initial
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer
@@ -99,6 +101,26 @@ def test_every_form_of_weights_is_imported_exactly(form, folder, arrays, tmp_pat
     assert json.loads((tmp_path / "out" / "checkpoints" / "0" / manifest.FILE).read_text())["step"] == 0
     assert (tmp_path / "out" / "spiece.model").read_bytes() == b"a vocabulary"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_a_stack_is_imported_one_layer_at_a_time(folder, arrays, tmp_path, monkeypatch):
+    layer_bytes = arrays["encoder/layers_0/mlp/wo/kernel"].nbytes
+    monkeypatch.setattr(checkpoint_arrays, "CHUNK_BYTES", layer_bytes)
+    monkeypatch.setattr(merging, "BLOCK_BYTES", layer_bytes)
+    stacked_layers = initial.stacked_layers
+    layers_together = set()
+
+    def counted(name, layers, read):
+        layers_together.add((name, len(layers)))
+        return stacked_layers(name, layers, read)
+
+    monkeypatch.setattr(huggingface, "stacked_layers", counted)
+    import_folder(only(folder, "model.safetensors", tmp_path / "source"), tmp_path / "out")
+    assert ("encoder/layers/mlp/wo/kernel", 1) in layers_together
+    imported = LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "0")
+    equal(imported, arrays)
+    assert imported.tree.rows_of_chunk("params/encoder/layers/mlp/wo/kernel") == 1
+    assert imported.tree.rows_of_chunk("params/encoder/encoder_norm/scale") == CONFIG.emb_dim
 
 
 def test_pickles_are_read_as_tensors_alone(folder, arrays, tmp_path):

@@ -105,7 +105,7 @@ def take_snapshot(state: PyTree, memory: Sequence[np.ndarray] = ()) -> Snapshot:
     for (path, leaf), parts in zip(leaves, chosen, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         _, axis, number = _shares(leaf.sharding, leaf.shape)
-        chunk = _chunk(leaf.sharding.shard_shape(leaf.shape), axis, number, leaf.dtype.itemsize)
+        chunk = chunk_shape(leaf.sharding.shard_shape(leaf.shape), axis, number, leaf.dtype.itemsize)
         copied = tuple((part.index, next(copies)) for part in parts)
         arrays.append(HostArray(name, tuple(leaf.shape), np.dtype(leaf.dtype), chunk, copied))
     return Snapshot(tuple(arrays), num_bytes(state))
@@ -193,10 +193,10 @@ def _own_parts(leaf: PyTree) -> list[_Part]:
     return parts
 
 
-def _chunk(shard: tuple[int, ...], axis: int | None, number: int, itemsize: int) -> tuple[int, ...]:
+def chunk_shape(shard: tuple[int, ...], axis: int | None, number: int, itemsize: int) -> tuple[int, ...]:
     """Returns the shape of a zarr chunk: what one process writes of a shard, or an even part of it.
 
-    >>> _chunk((4, 6), 0, 2, 4), _chunk((8, 1 << 20, 4), None, 1, 4), _chunk((), None, 1, 4)
+    >>> chunk_shape((4, 6), 0, 2, 4), chunk_shape((8, 1 << 20, 4), None, 1, 4), chunk_shape((), None, 1, 4)
     ((2, 6), (4, 1048576, 4), ())
     """
     chunk = [size // number if i == axis else size for i, size in enumerate(shard)]

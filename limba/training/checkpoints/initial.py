@@ -221,11 +221,16 @@ def stacked(name: str, num_layers: int, read: Callable[[str], np.ndarray]) -> np
     """Returns an array by Limba's name; the layers of a stack are read one after the other."""
     if "/layers/" not in name:
         return read(name)
-    first = read(name.replace("/layers/", "/layers_0/"))
-    array = np.empty((num_layers, *first.shape), first.dtype)
+    return stacked_layers(name, range(num_layers), read)
+
+
+def stacked_layers(name: str, layers: range, read: Callable[[str], np.ndarray]) -> np.ndarray:
+    """Returns these layers of a stack, read one after the other."""
+    first = read(name.replace("/layers/", f"/layers_{layers[0]}/"))
+    array = np.empty((len(layers), *first.shape), first.dtype)
     array[0] = first
-    for i in range(1, num_layers):
-        array[i] = read(name.replace("/layers/", f"/layers_{i}/"))
+    for i, layer in enumerate(layers[1:], start=1):
+        array[i] = read(name.replace("/layers/", f"/layers_{layer}/"))
     return array
 
 
