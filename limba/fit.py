@@ -155,7 +155,8 @@ def finetune(
 def _vocabulary_of_run(
     source: sources.Source, opened: tuple[sources.VocabularyName, Vocabulary] | None
 ) -> tuple[sources.VocabularyName, Vocabulary, SpecialIds]:
-    """Returns the vocabulary with which a run reads pairs for a model: its name, itself and its ids with a role.
+    """Returns the vocabulary with which a run reads pairs for a model: its name, the vocabulary itself and
+    its special ids.
 
     `opened` is the one with which the model generates; InputError for None.
     """

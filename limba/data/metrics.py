@@ -25,7 +25,7 @@ def bleu(targets: Texts, predictions: Texts, tokenizer: str | None = None, langu
     Without `tokenizer` it is the one for the script and the `languages` of the targets (`words.bleu_tokenizer`), so it
     never depends on what is installed. Raises ConfigError for a tokenizer whose packages are missing.
 
-    >>> bleu(["the cat sat on the mat"], ["the cat sat on a mat"])["bleu"].__round__(1)
+    >>> round(bleu(["the cat sat on the mat"], ["the cat sat on a mat"])["bleu"], 1)
     53.7
     """
     import sacrebleu
@@ -115,7 +115,7 @@ def accuracy(targets: Texts, predictions: Texts) -> Figures:
 def word_f1(targets: Texts, predictions: Texts) -> Figures:
     """F1 of words without regard to order, case and punctuation, as in SQuAD; of other scripts as in MLQA.
 
-    >>> word_f1(["a b c d"], ["D, c!"])["word_f1"].__round__(1)
+    >>> round(word_f1(["a b c d"], ["D, c!"])["word_f1"], 1)
     66.7
     """
     scores = []

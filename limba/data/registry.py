@@ -87,12 +87,14 @@ class Mixture(LikeSeqio):
         """`tasks` are names, tasks and mixtures, or pairs of one of these and its rate."""
         self.name = name
         self._rates: dict[str, tuple[Provider, Any]] = {}
+        lacks_rate = False
         for entry in tasks:
             provider, rate = entry if isinstance(entry, tuple | list) else (entry, default_rate)
             if isinstance(provider, str):
                 provider = _registered(provider)
             self._rates[provider.name] = (provider, rate)
-        if not self.tasks or any(rate is None for _, rate in self._rates.values()):
+            lacks_rate = lacks_rate or rate is None
+        if lacks_rate or not self.tasks:
             raise InputError(
                 f"The mixture {name} has no task, or one without a rate; give each a rate, or default_rate."
             )

@@ -239,7 +239,7 @@ def _convert(
 def _record(
     source: Source, step: int, choices: Choices, findings: Sequence[str], ends_inputs: bool
 ) -> dict[str, object]:
-    """Returns what `is_made_of` and later readers of a folder ask: its source, its choices and what was found.
+    """Returns what `is_made_of` and later readers of a folder ask for: its source, its choices and what was found.
 
     It is not in config.json, which transformers writes into the folder of whatever is fine-tuned from this one.
     """

@@ -71,6 +71,11 @@ class Opened:
     is_checkpoint: bool = False  # the path names one checkpoint of a run, not the run
 
     @property
+    def is_own_run(self) -> bool:
+        """True for the directory of a Limba run, not one checkpoint in it."""
+        return self.kind == LIMBA and not self.is_checkpoint
+
+    @property
     def newest(self) -> epath.Path:
         """The checkpoint with the highest step."""
         return self.steps[max(self.steps)]

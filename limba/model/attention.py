@@ -24,9 +24,9 @@ def query_init(head_dim: int) -> Initializer:
 class Attention(nn.Module):
     """Projects, attends, projects back. Queries come from `x`, keys and values from `memory`.
 
-    `memory` is `x` itself or the encoder's output. `attend` is chosen for these shapes (`kernels/choose.py`). Between
-    `project` and `join` the arrays have the layout of its kernel, which nothing here knows: [B, L, H, C] of an einsum,
-    [B, N, H, C, L] of a TPU's. So does `bias`.
+    `memory` is `x` itself or the encoder's output. `attend` is chosen for these shapes (`kernels/choose.py`). Its
+    `project` gives [B, L, H, C] for an einsum and [B, N, H, C, L] for a TPU's kernel, which alone reads them; `bias`
+    has the layout that the kernel's own `bias` gives.
     """
 
     config: ModelConfig

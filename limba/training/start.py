@@ -31,7 +31,7 @@ from limba.data.vocabulary.published import text_read_otherwise
 from limba.data.vocabulary.sentinels import byte_extra_ids
 from limba.data.vocabulary.shifted import StreamVocabulary
 from limba.data.vocabulary.special_ids import check_family
-from limba.data.vocabulary.train import HOURS_WAITED, NewVocabulary, ensure_vocabulary
+from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
 from limba.model import Network
 from limba.sharding.agreement import is_first, of_first, together
@@ -61,12 +61,9 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
     first = jax.process_index() == 0
     data = config.data
     if data.new_vocabulary_size is not None:
-        with together():  # before it is trained, which may take hours; one that exists says itself how many ids it has
-            if data.vocabulary is not None and not NewVocabulary(data.vocabulary).exists:
-                NewVocabulary.check_rows(data, config.model.vocab_size)
         with together(HOURS_WAITED * 3600):  # the others wait while the first process trains it, and for its errors
             if first:
-                ensure_vocabulary(data, trains=True)
+                ensure_vocabulary(data, trains=True, num_rows=config.model.vocab_size)
         with together():
             ensure_vocabulary(data, trains=first)
     with together():

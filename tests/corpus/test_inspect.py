@@ -121,6 +121,15 @@ def test_a_run_in_place_of_files_is_a_sentence():
         inspect.run([str(GOLDEN / "run" / "run")])
 
 
+@pytest.mark.parametrize(
+    "files",
+    [str(GOLDEN / "t5x_legacy"), "https://example.org/a.txt", "s3://bucket/*.jsonl", "zip://*.txt::a.zip", "a.txt"],
+)
+def test_files_without_a_vocabulary_are_a_sentence(files):
+    with pytest.raises(InputError, match=r"^Files without a task have no vocabulary; give --vocabulary=PATH or byte.$"):
+        inspect.run([files])
+
+
 def test_other_sources_are_shown_too(tmp_path, vocabulary):
     path = tmp_path / "lines.txt"
     path.write_text("a line of text\n" * 40)

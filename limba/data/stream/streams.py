@@ -1,10 +1,10 @@
 """The iterator of global batches: resumable to the row, and the same whatever the number of hosts.
 
-A run has a fixed number of logical shards, `num_data_shards`. Each is read apart, with its own random numbers
+A run has a fixed number of logical shards, `num_data_shards`. Each is read separately, with its own random numbers
 (`shard.py`). A global batch takes `rows_per_shard` rows from each, in the order of the shards. A host reads the
 shards whose rows are on its devices (`limba/training/placement.py`), and saves their data positions (`positions.py`).
 
-The words of this folder, from the smallest to the largest. A row is what the network reads at once, of one document
+The words of this folder. A row is what the network reads at once, of one document
 or several. A shard is one of `num_data_shards` sequences of rows, and each batch takes `rows_per_shard` rows of it. A
 place says how far a shard has been read (`ShardPlace`). A data position is a place with the files that it belongs to,
 as a checkpoint keeps it (`positions.py`). A process reads whole shards, so no row depends on the number of processes.

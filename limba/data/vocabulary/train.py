@@ -161,12 +161,17 @@ class NewVocabulary:
                 )
             time.sleep(min(poll_seconds, max(0.0, deadline - time.monotonic())))
 
-    def of_run(self, config: DataConfig, size: int) -> None:
-        """Trains it on the run's training split, with at most `size` ids, unless that has been done."""
+    def of_run(self, config: DataConfig, size: int, num_rows: int | None = None) -> None:
+        """Trains it on the run's training split, with at most `size` ids, unless that has been done.
+
+        The model has an embedding of `num_rows`, where that is known.
+        """
         masks = config.is_masked
         if _exists(self.path):  # an earlier start was stopped between the two files
             self._write_json(masks)
             return
+        if num_rows is not None:  # one that exists says itself how many ids it has
+            self.check_rows(config, num_rows)
         self._check_json()
         # The byte vocabulary stands in for the missing one; nothing is encoded with it.
         task = resolve_task(dataclasses.replace(config, vocabulary="byte", new_vocabulary_size=None))
@@ -180,11 +185,12 @@ class NewVocabulary:
             print(f"{shown_path}: the text ({read}) has no more than {count:,} pieces.", flush=True)
 
 
-def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
+def ensure_vocabulary(config: DataConfig, trains: bool, num_rows: int | None = None) -> None:
     """Trains the run's vocabulary if it does not exist and `new_vocabulary_size` is set.
 
     The process with `trains` trains it on the run's training split; the others wait for its files. It has
-    `new_vocabulary_size` ids, or fewer if the text has too few pieces. Raises InputError as sampling and training do.
+    `new_vocabulary_size` ids, or fewer if the text has too few pieces. Raises InputError as sampling and training do,
+    and before them ConfigError if there are more ids than the `num_rows` of the model's embedding.
     """
     path = config.vocabulary
     size = config.new_vocabulary_size
@@ -197,7 +203,7 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
         new.wait(HOURS_WAITED * 3600)
         return
     with new.held():
-        new.of_run(config, size)
+        new.of_run(config, size, num_rows)
 
 
 def _exists(path: str) -> bool:

@@ -301,7 +301,7 @@ def _call(
 def _inputs(
     blocks: _Blocks, projections: tuple[Array, ...], ids: tuple[Array, Array]
 ) -> tuple[list[Array], list[pl.BlockSpec]]:
-    """Returns the ids, the query, and for each block of keys the keys and the values, with the blocks read of them."""
+    """Returns the ids, the query, and each block of keys and values, with the block of each that a program reads."""
     # Which of the N arrays of its projection the keys, and the values, are.
     if len(projections) == 1:
         (fused,) = projections

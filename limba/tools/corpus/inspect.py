@@ -51,10 +51,10 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"--num is {arguments.num} and --sample_bytes {arguments.sample_bytes}; give numbers above 0.")
     recipe = task_flags.recipe(arguments, arguments.inputs)
     if not arguments.task and not arguments.vocabulary:
-        if look_at(arguments.files) is not None:
+        if _is_run(arguments.files):
             raise InputError(
-                f"{arguments.files} is a run; give --step=N for the documents of one of its steps, or name the files of"
-                " its text in its place."
+                f"{arguments.files} is a run; give --step=N for the documents of one of its steps, or the files of its"
+                " text with their --vocabulary."
             )
         raise InputError("Files without a task have no vocabulary; give --vocabulary=PATH or byte.")
     task = recipe()
@@ -70,3 +70,14 @@ def run(argv: Sequence[str]) -> None:
         )
     console = rich.console.Console(highlight=False, soft_wrap=True)
     inspection.show(inspected, console, arguments.num)
+
+
+def _is_run(files: str) -> bool:
+    """Returns whether what is given as files is the directory of a run on this machine."""
+    if "://" in files:  # an address, a pattern or a member of an archive, which only the sources understand
+        return False
+    try:
+        opened = look_at(files)
+    except (InputError, OSError):
+        return False
+    return opened is not None and opened.is_own_run

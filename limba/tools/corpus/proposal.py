@@ -277,7 +277,7 @@ def _steps_between_saves(steps: int, run_seconds: float) -> int:
 
 
 def _steps_between_evaluations(steps: int) -> int:
-    """Returns them for 5 evaluations in a short run, one each 200 steps in others, and at most 100 in a long run.
+    """Returns a spacing that gives a short run 5 evaluations, others one every 200 steps, a long run at most 100.
 
     >>> [_steps_between_evaluations(steps) for steps in (50, 1_000, 5_000, 100_000)]
     [10, 200, 200, 1000]

@@ -134,12 +134,14 @@ def verdict(sections: Sequence[Section]) -> str:
 
 
 def distinct(sections: Sequence[Section]) -> list[Line]:
-    """Returns the findings of all sections; what several of them find comes once, at its first place."""
-    first: dict[tuple[str, str], Line] = {}
+    """Returns the findings of all sections; what several of them find comes once, at its first place, with its fix."""
+    kept: dict[tuple[str, str], Line] = {}
     for section in sections:
         for line in section.lines:
-            first.setdefault((line.level, line.text), line)
-    return list(first.values())
+            place = (line.level, line.text)
+            if place not in kept or (line.fix and not kept[place].fix):
+                kept[place] = line
+    return list(kept.values())
 
 
 def counted(sections: Sequence[Section]) -> str:
