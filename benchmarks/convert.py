@@ -138,6 +138,8 @@ def one_round(model: Path, folder: Path) -> dict[str, Figures]:
 
     note("Limba to safetensors", measure(model, safetensors, [*plain, "--formats=pytorch"]))
     note("Limba to Flax", measure(model, flax, [*plain, "--formats=flax"]))
+    if not any(flax.glob("step_*/flax_model.msgpack")):
+        raise InputError(f"{model} is not a T5, and has no flax_model.msgpack; give a run of a T5.")
     shutil.rmtree(flax)
     (step,) = safetensors.glob("step_*")
     note("safetensors to Limba", measure(step, back, ["--to=limba"]))
@@ -170,7 +172,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Returns the arguments; InputError for wrong ones."""
     parser = Parser("-m benchmarks.convert", __doc__ or "", "python")
     parser.add_argument("--size", choices=SIZES, default="base", help="of the T5 1.1 that is made")
-    parser.add_argument("--model", help="a Limba run or checkpoint to convert, in place of one that is made")
+    parser.add_argument("--model", help="a Limba run or checkpoint of a T5 to convert, in place of one that is made")
     parser.add_argument("--folder", help="an empty or new folder on the disk that is measured")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures of each round")
@@ -186,7 +188,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         raise InputError(f"--model={args.model} is not a folder; give a run of Limba or one of its checkpoints.")
     folder = Path(args.folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"--folder={folder} is not empty, and is removed afterwards; give a new folder.")
+        raise InputError(f"--folder={folder} is not empty, and all in it is removed afterwards; give a new folder.")
     return args
 
 
@@ -195,7 +197,8 @@ def main(argv: Sequence[str]) -> None:
     if args.only_make:
         make(args.size, Path(args.only_make))
         return
-    folder = Path(args.folder)
+    folder = Path(args.folder).resolve()  # also where it is a link to another disk
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if args.model is not None:
@@ -204,13 +207,15 @@ def main(argv: Sequence[str]) -> None:
             model = folder / "model"
             run([sys.executable, "-m", "benchmarks.convert", f"--size={args.size}", f"--only_make={model}"])
         rounds = [one_round(model, folder) for _ in range(args.rounds)]
+        if args.json:
+            print(json.dumps([{name: figures._asdict() for name, figures in one.items()} for one in rounds]))
+        else:
+            print("\n".join(table(rounds)))
     finally:
-        shutil.rmtree(folder)
-    if args.json:
-        print(json.dumps([{name: figures._asdict() for name, figures in one.items()} for one in rounds]))
-        return
-    for line in table(rounds):
-        print(line)
+        for made in folder.iterdir():  # it was empty
+            shutil.rmtree(made)
+        if is_new:
+            folder.rmdir()
 
 
 if __name__ == "__main__":

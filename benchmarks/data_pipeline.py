@@ -356,14 +356,14 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if min(args.megabytes, args.processes) <= 0 or args.shards < ALONE:
         raise InputError("Megabytes and processes must be above 0.")
-    chosen = [what for what in IN_TENSORFLOW if getattr(args, what)]
+    chosen = [what for what in (*IN_TENSORFLOW, "corpora") if getattr(args, what)]
     if len(chosen) > 1:
         raise InputError(
             f"{' and '.join(f'--{what}' for what in chosen)} are {len(chosen)} measurements; give one of them."
         )
     if args.corpora < 0:
         raise InputError(f"--corpora is {args.corpora}; give a whole number above 0.")
-    if args.t5 or chosen or args.only not in (None, "limba", "corpora"):
+    if args.t5 or set(chosen) & set(IN_TENSORFLOW) or args.only not in (None, "limba", "corpora"):
         _t5_file(args.t5)
     with environment.quiet_imports():
         import limba.data.sources.units  # noqa: F401  without TensorFlow's start-up notes

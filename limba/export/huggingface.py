@@ -437,7 +437,7 @@ def _parts_of(
     """Yields the parts of an array of the state, by its path there: of a stack some layers, else the array."""
     parameter = path.removeprefix("params/")
     if parameter == path:  # the optimizer begins anew
-        yield (), np.zeros(shape)
+        yield (), np.zeros(shape, np.float32)
     elif "/layers/" in parameter:
         for block in merging.blocks(shape, chunk):
             layers = range(block[0].start, block[0].stop)

@@ -3,7 +3,7 @@
 `huggingface_tokenizer` writes the tokenizer's files.
 
 The weights are written in the order in which `arrays` is iterated, and a transposed matrix in blocks of rows, so
-that only one array and some megabytes are in memory.
+that only one array, the layers that were read with it, and some megabytes are in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -303,28 +303,54 @@ def write_flax(
 ) -> None:
     """Writes flax_model.msgpack, as flax's `msgpack_serialize` does, with one array in memory at a time.
 
-    The file has the arrays layer by layer, and a checkpoint has them stack by stack: each is written to its place in
-    the order in which `arrays` has them, so that no stack is read once for each of its layers.
+    The file has the arrays layer by layer, and a checkpoint has them stack by stack: each is written to its places in
+    the order in which `arrays` has them, so that a T5's stacks are not read once for each of their layers. It has its
+    name only when all of it is written: until then what is missing reads as zeros.
     """
     named_arrays = _written(arrays, config, dtype, head_scale, flax=True)
-    numbers = {id(stored): number for number, stored in enumerate(named_arrays.values())}
-    places: list[tuple[int, Stored]] = []
-    with (directory / FLAX_FILE).open("wb") as file:
+    places: dict[int, list[tuple[int, _Part]]] = {id(stored): [] for stored in named_arrays.values()}
+    unfinished = directory / f"{FLAX_FILE}.part"
+    with unfinished.open("wb") as file:
         for piece in _flax_pieces(unflatten(named_arrays)):
-            if isinstance(piece, Stored):
-                places.append((file.tell(), piece))
-                file.seek(size_of(piece), os.SEEK_CUR)
+            if isinstance(piece, _Part):
+                places[id(piece.array)].append((file.tell(), piece))
+                file.seek(piece.num_bytes, os.SEEK_CUR)
             else:
                 file.write(piece)
-        # Chunks of a large array have no number of their own: such an array is no layer of a stack.
-        places.sort(key=lambda place: numbers.get(id(place[1]), 0))
-        for position, stored in places:
-            file.seek(position)
-            file.writelines(blocks_of(stored))
+        for stored in named_arrays.values():
+            _write_parts(file, stored, places[id(stored)])
+    unfinished.replace(directory / FLAX_FILE)
 
 
-def _flax_pieces(value: Any) -> Iterator[bytes | Stored]:
-    """Yields the bytes of nested dictionaries as flax writes them, with each array in the place of its own bytes.
+class _Part(NamedTuple):
+    """Values of an array, counted in C order, that are one piece of flax's file."""
+
+    array: Stored
+    first: int
+    stop: int
+
+    @property
+    def num_bytes(self) -> int:
+        return (self.stop - self.first) * self.array.dtype.itemsize
+
+
+def _write_parts(file: IO[bytes], stored: Stored, parts: Sequence[tuple[int, _Part]]) -> None:
+    """Writes an array's parts to their positions in the file; the array is read once."""
+    if len(parts) == 1:
+        file.seek(parts[0][0])
+        file.writelines(blocks_of(stored))
+        return
+    values = stored.read().reshape(-1)
+    for position, part in parts:
+        file.seek(position)
+        of_part = Stored(
+            (part.stop - part.first,), stored.dtype, partial(values.__getitem__, slice(part.first, part.stop))
+        )
+        file.writelines(blocks_of(of_part))
+
+
+def _flax_pieces(value: Any) -> Iterator[bytes | _Part]:
+    """Yields the bytes of nested dictionaries as flax writes them, with each part of an array in place of its bytes.
 
     The forms of an array, and of one that is too large for one piece, are flax's (`flax/serialization.py`), heads are
     msgpack's: https://github.com/msgpack/msgpack/blob/master/spec.md
@@ -334,14 +360,12 @@ def _flax_pieces(value: Any) -> Iterator[bytes | Stored]:
 
     packer: Any = msgpack.Packer()  # its stub says that it may give None
     if isinstance(value, Stored):
-        size = size_of(value)
-        if size > serialization.MAX_CHUNK_SIZE:
+        if size_of(value) > serialization.MAX_CHUNK_SIZE:
             yield from _flax_pieces(_flax_chunks(value, serialization.MAX_CHUNK_SIZE))
-            return
-        array = packer.pack((value.shape, value.dtype.name)) + _sized_head(size, b"\xc4\xc5\xc6")
-        array = b"\x93" + array[1:]  # three things, the bytes are the third
-        yield _extension_head(len(array) + size, _ARRAY) + array
-        yield value
+        else:
+            yield from _flax_array(_Part(value, 0, math.prod(value.shape)), value.shape)
+    elif isinstance(value, _Part):
+        yield from _flax_array(value, (value.stop - value.first,))
     elif isinstance(value, Mapping):
         yield packer.pack_map_header(len(value))
         for name, inner in value.items():
@@ -351,15 +375,24 @@ def _flax_pieces(value: Any) -> Iterator[bytes | Stored]:
         yield packer.pack(value)
 
 
+def _flax_array(part: _Part, shape: tuple[int, ...]) -> Iterator[bytes | _Part]:
+    """Yields an array of this shape as flax writes it."""
+    import msgpack
+
+    packer: Any = msgpack.Packer()
+    head = packer.pack((shape, part.array.dtype.name)) + _sized_head(part.num_bytes, b"\xc4\xc5\xc6")
+    head = b"\x93" + head[1:]  # three things, the bytes are the third
+    yield _extension_head(len(head) + part.num_bytes, _ARRAY) + head
+    yield part
+
+
 def _flax_chunks(stored: Stored, most_bytes: int) -> dict[str, Any]:
     """Returns the dictionary that flax writes for an array of more than `most_bytes`."""
     count = max(1, most_bytes // stored.dtype.itemsize)
     total = math.prod(stored.shape)
     chunks = {}
     for number, start in enumerate(range(0, total, count)):
-        part = slice(start, min(start + count, total))
-        read = lambda part=part: stored.read().reshape(-1)[part]
-        chunks[str(number)] = Stored((part.stop - part.start,), stored.dtype, read)
+        chunks[str(number)] = _Part(stored, start, min(start + count, total))
     shape = {str(axis): size for axis, size in enumerate(stored.shape)}
     return {"__msgpack_chunked_array__": True, "shape": shape, "chunks": chunks}
 

@@ -60,8 +60,11 @@ def test_processes_give_what_one_does(once, monkeypatch):
 
 def readers() -> list[psutil.Process]:
     """Returns the processes that read for this one, in the order in which they were started."""
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    reading = [child for child in children if "limba.data.stream.reader" in child.cmdline()]
+    reading = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            if child.status() != psutil.STATUS_ZOMBIE and "limba.data.stream.reader" in child.cmdline():
+                reading.append(child)
     return sorted(reading, key=lambda process: (process.create_time(), process.pid))
 
 

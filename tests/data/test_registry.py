@@ -137,7 +137,8 @@ def test_what_cannot_be_registered_or_found_is_said() -> None:
     with pytest.raises(InputError, match="^registered_twise is not registered"):
         MixtureRegistry.add("registered_mixture", ["registered_twise"], default_rate=1.0)
     without = "^The mixture registered_mixture has no task, or one without a rate; give each a rate, or default_rate.$"
-    for tasks in ([], ["registered_twice"], [("registered_twice", 1.0), "registered_theirs"]):
+    twice = [("registered_twice", None), ("registered_twice", 1.0)]
+    for tasks in ([], ["registered_twice"], [("registered_twice", 1.0), "registered_theirs"], twice):
         with pytest.raises(InputError, match=without):
             MixtureRegistry.add("registered_mixture", tasks)
     alone = TaskRegistry.add("registered_alone", FileSource("nowhere.jsonl"), {"targets": Feature(ByteVocabulary())})

@@ -1,6 +1,7 @@
 """Every family to Hugging Face's folders and back: transformers' own logits, bit-identical round trips, bad input."""
 
 import dataclasses
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -210,8 +211,11 @@ def test_bfloat16_and_files_in_parts(tmp_path):
     equal(open_folder(tmp_path / "out", config, flax=True), arrays)
 
 
-def test_no_form_of_weights_reads_a_part_of_a_checkpoint_twice(tmp_path, monkeypatch):
-    """The file of flax has arrays layer by layer: a stack was read once for each of its layers."""
+def test_no_form_of_a_t5_s_weights_reads_a_part_of_a_checkpoint_twice(tmp_path, monkeypatch):
+    """The file of flax has arrays layer by layer: a stack was read once for each of its layers.
+
+    And flax cuts large arrays: one was read once for each of its chunks.
+    """
     config = config_of("mt5")
     write_run(tmp_path / "run", config)
     read_rows = StoredTree._read_rows
@@ -221,15 +225,41 @@ def test_no_form_of_weights_reads_a_part_of_a_checkpoint_twice(tmp_path, monkeyp
         read.extend((name, layer) for layer in range(start, stop))
         return read_rows(self, name, start, stop)
 
+    read_whole = StoredTree._read
+    whole = []
+
+    def counted_whole(self, name):
+        whole.append(name)
+        return read_whole(self, name)
+
     monkeypatch.setattr(StoredTree, "_read_rows", counted)
+    monkeypatch.setattr(StoredTree, "_read", counted_whole)
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 6_000)
     monkeypatch.setattr(limba_checkpoint, "HELD_BYTES", 1)  # one chunk at a time
     checkpoint = LimbaCheckpoint(tmp_path / "run/checkpoints/5")
     stacks = sum("/layers/" in name for name in checkpoint.tree if name.startswith("params/"))
     for write in (files.write_pytorch, files.write_flax):
         read.clear()
+        whole.clear()
         write(tmp_path, checkpoint, config)
+        assert len(whole) == len(set(whole))
         layers = [part for part in read if "/layers/" in part[0]]
         assert len(layers) == len(set(layers)) and len({name for name, _ in layers}) == stacks
+
+
+def test_a_file_of_flax_that_could_not_be_finished_has_another_name(tmp_path, monkeypatch):
+    """Its chunks may be written first, at the end of the file: what is missing before them would read as zeros."""
+    config = config_of("mt5")
+    write_run(tmp_path / "run", config)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(StoredTree, "_read_rows", full)
+    checkpoint = LimbaCheckpoint(tmp_path / "run/checkpoints/5")
+    with pytest.raises(OSError, match="No space left"):
+        files.write_flax(tmp_path, checkpoint, config)
+    assert not (tmp_path / "flax_model.msgpack").exists()
 
 
 def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):

@@ -276,7 +276,7 @@ def _spans_to_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: i
     stays[:, 1:] = ~(is_span[:, 1:] & is_span[:, :-1])
     # By places, since numpy takes twice as long to select by a mask that the processor cannot foresee.
     places = np.flatnonzero(stays)
-    kept = tokens.reshape(-1).take(places)
+    kept = tokens.reshape(-1).take(places).astype(np.int32, copy=False)
     sentinels = np.flatnonzero(is_span.reshape(-1).take(places))
     num_spans = len(sentinels) // len(tokens)  # the same in each row
     kept[sentinels] = np.tile(top_sentinel - np.arange(num_spans, dtype=np.int32), len(tokens))

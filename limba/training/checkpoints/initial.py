@@ -229,6 +229,7 @@ def stacked_layers(name: str, layers: range, read: Callable[[str], np.ndarray]) 
     first = read(name.replace("/layers/", f"/layers_{layers[0]}/"))
     array = np.empty((len(layers), *first.shape), first.dtype)
     array[0] = first
+    del first  # it may be a view of a whole block of layers, which the next ones replace
     for i, layer in enumerate(layers[1:], start=1):
         array[i] = read(name.replace("/layers/", f"/layers_{layer}/"))
     return array

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import FileSource, chunk_reader, json_documents, listing, notices, readers
+from limba.data.sources import FileSource, chunk_reader, json_documents, json_rows, listing, notices, readers
 from limba.data.sources.chunk_reader import ChunkReader
 from tests.data.text_files import TEXTS, write
 
@@ -74,7 +75,7 @@ def test_a_json_file_may_be_one_array(tmp_path, suffix, indent, form, monkeypatc
     assert reader(units[0], 0) == ChunkReader("text")(units[0], 0)
 
 
-# A line, and what json reads of it in the column "text": None where that is no text.
+# A line, and the text that json reads in its column "text".
 ODD_LINES = {
     "half of a surrogate pair": (rb'{"text": "a\ud800b"}', "a?b"),
     "half of a surrogate pair in a name": (rb'{"\udc00": 1, "text": "a"}', "a"),
@@ -97,6 +98,21 @@ def test_each_line_that_json_reads_gives_json_s_text(tmp_path, name):
     usual = [b'{"text": "%d"}' % number for number in range(3)]
     path.write_bytes(b"\n".join([usual[0], line, *usual[1:], line]))
     assert read_all([listing.Unit(str(path), 0, path.stat().st_size)]) == ["0", text, "1", "2", text]
+
+
+def test_json_reads_only_the_lines_that_orjson_cannot(tmp_path, monkeypatch):
+    path = tmp_path / "odd.jsonl"
+    odd = ["", '{"text": null}', '{"text": "b", "score": NaN}']
+    path.write_text("\n".join(['{"text": "a"}', *odd, '{"text": "c"}', '{"meta": 1}', '{"text": "d"}']))
+    read = []
+    loads = json_rows.json.loads
+    monkeypatch.setattr(json_rows.json, "loads", lambda text: read.append(text) or loads(text))
+    unit = listing.Unit(str(path), 0, path.stat().st_size)
+    with open(path, "rb") as file:
+        records = [record for _, record in json_rows.json_records(unit, file, "text")]
+    assert records == [b"a", {"text": None}, {"text": "b", "score": pytest.approx(math.nan, nan_ok=True)}, b"c",
+                       {"meta": 1}, {"text": "d"}]  # fmt: skip
+    assert read == [*odd[1:], '{"meta": 1}', '{"text": "d"}'], "after a line without the column, json reads alone"
 
 
 @pytest.mark.parametrize(
