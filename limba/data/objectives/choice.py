@@ -192,6 +192,13 @@ def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
 
     A language model reads a start before each example. Where an example is a document, the template of a folder for
     transformers gives it no other one.
+
+    >>> from limba.data.objectives import causal_lm
+    >>> from limba.data.sources import FileSource
+    >>> only_targets = {"targets": features["targets"]}
+    >>> task = Task("nb", FileSource("nb.txt"), only_targets, preprocessors=[tokenize_documents, causal_lm])
+    >>> of_one_sequence(task, packed=True).preprocessors[1].keywords
+    {'whole_documents': True}
     """
     steps = []
     names = [name for name, entry in OBJECTIVES.items() if entry.for_decoder]

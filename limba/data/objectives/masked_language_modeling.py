@@ -81,6 +81,11 @@ def whole_word_masked_lm(
 
     Words are taken in random order as long as they fit into the row's number of hidden tokens. Words of more than 16
     pieces count as several. Raises InputError for vocabularies that do not mark words, too.
+
+    >>> row = next(iter(whole_word_masked_lm(tokens, {"targets": 16}, features, mask_share=1.0)))
+    >>> hidden = features["targets"].vocabulary.decode(row["targets"][row["inputs"] != row["targets"]])
+    >>> hidden in ("To", " or")
+    True
     """
     shares = (noise_density, mask_share, causal_share, 1.0)
     return _masked(dataset, sequence_length, output_features, shares, whole_documents, True)

@@ -138,7 +138,11 @@ def long_inputs_of(task: object) -> str:
 
 @preprocessor
 def long_inputs_in_segments(dataset: Dataset) -> Dataset:
-    """Returns the data set unchanged; a task that has this preprocessor generates text for long inputs in segments."""
+    """Returns the data set unchanged; a task that has this preprocessor generates text for long inputs in segments.
+
+    >>> long_inputs_in_segments.long_inputs  # by which a run knows it
+    'segments'
+    """
     return dataset
 
 

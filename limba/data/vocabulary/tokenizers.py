@@ -27,6 +27,15 @@ class TokenizersVocabulary(Vocabulary):
     In a text, the name of a special token is plain text: a corpus must not be able to end a document. The tokenizer of
     a published model is opened by `published.PublishedVocabulary`, which reads such a name as that token.
     Raises InputError on first use if the file is missing, is not a tokenizer, or has no end of sequence.
+
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> tokenizer = Tokenizer(models.WordLevel({"</s>": 0, "god": 1, "dag": 2}))
+    >>> tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    >>> _ = tokenizer.add_special_tokens(["</s>"])
+    >>> tokenizer.save("tokenizer.json")
+    >>> vocabulary = TokenizersVocabulary("tokenizer.json")
+    >>> vocabulary.encode("god dag"), vocabulary.eos_id
+    ([1, 2], 0)
     """
 
     def __init__(self, path: str):
