@@ -43,6 +43,7 @@ OF_T5X = "a T5X checkpoint (checkpoint_<step>)"
 OF_HUGGING_FACE = "a Hugging Face folder (config.json with model.safetensors, flax_model.msgpack or pytorch_model.bin)"
 _HUB_ADDRESS = "hf://"  # of files, which are read as text and as vocabularies
 _T5X_STEP = re.compile(r"checkpoint_\d+")
+_EXPORT = re.compile(r"step_\d+")  # of `limba convert RUN OUT`
 _MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
 
 
@@ -334,6 +335,12 @@ def _without_model(path: str) -> InputError:
         return NoModelError(
             f"{path} has a config.json and no weights: looked there for model.safetensors, pytorch_model.bin, an index"
             " of one of them, and flax_model.msgpack; copy the folder again, or give another."
+        )
+    exports = [int(name.removeprefix("step_")) for name in names if _EXPORT.fullmatch(name)]
+    if exports:
+        return NoModelError(
+            f"{path} holds folders of exported steps, each a model; give one of them: {path.rstrip('/')}/"
+            f"step_{max(exports)}."
         )
     state = "is not a model" if names else "is an empty folder"
     return NoModelError(

@@ -107,6 +107,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_newest_of_the_exports_in_a_folder_is_named(shelf: Path) -> None:
+    out = shelf / "out"
+    for step in (8, 24, 100):
+        shutil.copytree(shelf / "unweighted", out / f"step_{step}")
+    assert sentence_of(f"{out}/").endswith(f"exported steps, each a model; give one of them: {out}/step_100.")
+    shutil.rmtree(out)
+
+
 def sentence_of(path: str) -> str:
     """Returns what `open_path` says of a path."""
     with pytest.raises(InputError) as raised:
