@@ -43,7 +43,7 @@ OF_T5X = "a T5X checkpoint (checkpoint_<step>)"
 OF_HUGGING_FACE = "a Hugging Face folder (config.json with model.safetensors, flax_model.msgpack or pytorch_model.bin)"
 _HUB_ADDRESS = "hf://"  # of files, which are read as text and as vocabularies
 _T5X_STEP = re.compile(r"checkpoint_\d+")
-_EXPORT = re.compile(r"step_\d+")  # of `limba convert RUN OUT`
+_EXPORT = re.compile(r"step_\d+")  # as export writes its folders
 _MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
 
 
