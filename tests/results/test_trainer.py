@@ -40,6 +40,12 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def same_weights() -> None:
+    """What a model learns depends on its first weights, and they on what other tests have drawn."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folders.write_data(tmp_path)
@@ -57,7 +63,7 @@ def cells_of(folder: Path) -> dict[tuple[str, str], dict]:
 
 
 def test_a_berts_folder_learns_tags(data, monkeypatch, capsys) -> None:
-    two_rates = {**SMALL, "learning_rates": (1e-4, 5e-3)}
+    two_rates = {**SMALL, "learning_rates": (1e-6, 5e-3)}  # the first learns nothing
     monkeypatch.setattr(protocol, "PROTOCOL", dataclasses.replace(PROTOCOL, **two_rates))
     folders.bert(data / "bert")
     command = ["results", "bert", "--suite=./suite.gin", "--tasks=tags", "--output=out", "--seeds=2"]
@@ -79,7 +85,9 @@ def test_a_berts_folder_learns_tags(data, monkeypatch, capsys) -> None:
     for path in (data / "out" / "outcomes").glob("*.json"):
         kept = json.loads(path.read_text())
         outcome = kept["outcome"]
-        assert len(outcome["curve"]) == 3 and outcome["curve"][0]["loss"] > outcome["curve"][2]["loss"]
+        assert len(outcome["curve"]) == 3
+        if kept["facts"]["rate"] == 5e-3:
+            assert outcome["curve"][0]["loss"] > outcome["curve"][2]["loss"]
         if kept["facts"]["part"] == "test":
             targets = [tag for example in parts.test for tag in example.tags]
             predictions = [tag for tags in outcome["predictions"] for tag in tags]
