@@ -4,12 +4,11 @@ A run has a fixed number of logical shards, `num_data_shards`. Each is read sepa
 (`shard.py`). A global batch takes `rows_per_shard` rows from each, in the order of the shards. A host reads the
 shards whose rows are on its devices (`limba/training/placement.py`), and saves their data positions (`positions.py`).
 
-The words of this folder. A row is what the network reads at once, of one document
-or several. A shard is one of `num_data_shards` sequences of rows, and each batch takes `rows_per_shard` rows of it. A
-place says how far a shard has been read (`ShardPlace`). A data position is a place with the files that it belongs to,
-as a checkpoint keeps it (`positions.py`). A process reads whole shards, so no row depends on the number of processes.
-The deal (`limba/data/deal.py`) says how a corpus's documents are divided among the shards: in whole units, or one by
-one.
+The words of this folder. A row is what the network reads at once, of one document or several. A shard is one of
+`num_data_shards` sequences of rows, and each batch takes `rows_per_shard` rows of it. A place says how far a shard has
+been read (`ShardPlace`). A data position is a place with the files that it belongs to, as a checkpoint keeps it
+(`positions.py`). A process reads whole shards, so no row depends on the number of processes. The deal
+(`limba/data/deal.py`) says how a corpus's documents are divided among the shards: in whole units, or one by one.
 """
 
 from __future__ import annotations

@@ -304,8 +304,9 @@ def _inputs(
     """Returns the ids, the query, and each block of keys and values, with the block of each that a program reads."""
     # Which of the N arrays of its projection the keys, and the values, are.
     if len(projections) == 1:
-        (fused,) = projections
-        query, key, value = fused, fused, fused
+        (query,) = projections
+        key = query
+        value = query
         of_key = 1
         of_value = 2
     elif len(projections) == 2:
