@@ -67,7 +67,7 @@ class Checkpoints:
         may_commit: Callable[[], None] = lambda: None,
     ):
         self.check_lease = check_lease  # RestartError if another run has taken over model_dir
-        self.may_commit = may_commit  # the same, asked in the saver's thread before a step gets its name
+        self.may_commit = may_commit  # the same of the storage itself, before a step gets its name or loses it
         self.directory = epath.Path(model_dir) / "checkpoints"
         self._config = config
         self._data = data
@@ -212,7 +212,8 @@ class Checkpoints:
     def restore_step(self, step: int, abstract: TrainState, unpack: Unpack | None = None) -> Restored:
         """Returns one checkpoint, to go back to it: later ones are renamed to `<step>.rewound`.
 
-        Raises what `restore_latest` raises, and StorageError if the checkpoint is damaged.
+        Raises what `restore_latest` raises, StorageError if the checkpoint is damaged, and RestartError if another run
+        has the directory.
         """
         self._saver.wait()
         listing = self._listing()
@@ -230,6 +231,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             for later_step, later_path in listing:
                 if later_step > step:
+                    self.may_commit()  # else a later one may be a successor's
                     step_directory.set_aside(later_path, "rewound")
         self._shared("")
         self._look()

@@ -176,7 +176,8 @@ class Saver:
             self._good_step = task.step
         self._report(task.step, error)
         if error is None and jax.process_index() == 0:
-            step_directory.remove_all_but(self.directory, self._keep)
+            with contextlib.suppress(RestartError):  # the run's own look at its lease ends it
+                step_directory.remove_all_but(self.directory, self._keep, self._may_commit)
 
     def _report(self, step: int, error: StorageError | RestartError | None) -> None:
         """Has all processes report the end at the same call of `poll`: the first that none has made yet."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import tensorstore as ts
 from etils import epath
 
-from limba.config.errors import reason_of
+from limba.config.errors import RestartError, reason_of
 from limba.config.waiting import waiting
 from limba.formats.limba_checkpoint import steps_in
 from limba.storage import literal_names, manifest
@@ -233,8 +233,11 @@ def _remove_objects(path: epath.Path, objects: literal_names.Objects) -> None:
     literal_names.remove_objects(path, others)
 
 
-def remove_all_but(directory: epath.Path, keep: int | None) -> None:
-    """Removes all but the newest steps; what cannot be removed stays, with a warning."""
+def remove_all_but(directory: epath.Path, keep: int | None, may_commit: Callable[[], None] = lambda: None) -> None:
+    """Removes all but the newest steps; what cannot be removed stays, with a warning.
+
+    `may_commit` as in `open_step`, asked before each of them: a successor may have begun from one of these steps.
+    """
     if keep is None:
         return
     try:
@@ -244,7 +247,10 @@ def remove_all_but(directory: epath.Path, keep: int | None) -> None:
         return
     for step in steps[:-keep]:
         try:
+            may_commit()
             remove_step(directory, step)
+        except RestartError:
+            raise
         except Exception as error:  # noqa: BLE001  the new checkpoint is good all the same
             logger.warning("The old checkpoint %s/%d cannot be removed (%s).", directory, step, reason_of(error))
 

@@ -580,6 +580,51 @@ def test_a_step_is_not_committed_once_another_run_has_the_directory(
     assert len(written) == 2 and written[1].startswith("20"), written
 
 
+def test_old_steps_stay_once_another_run_has_the_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As after SIGSTOP behind a commit: the successor may have found the newest step damaged, and taken an older."""
+    states.save(tmp_path, 10)
+    refused: list[str] = []
+
+    def may_commit() -> None:
+        if limba_checkpoint.is_finished(epath.Path(tmp_path) / "checkpoints" / "20"):
+            refused.append("removal")
+            raise RestartError("Another process trains in this directory now.")
+
+    config = CheckpointConfig(keep=1)
+    with Checkpoints(str(tmp_path), config, states.DATA, may_commit=may_commit) as checkpoints:
+        start(checkpoints, 20)
+        checkpoints.wait()
+        assert checkpoints.poll() == [20]
+        wait_until(lambda: refused)
+    assert sorted(path.name for path in checkpoints.directory.iterdir()) == ["10", "20"]
+    assert not caplog.records  # the run's own look at its lease says it
+
+
+def test_an_old_step_stays_while_the_lease_cannot_be_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    states.save(tmp_path, 10, 20)
+
+    def may_commit() -> None:
+        raise TimeoutError("the storage gives no answer")
+
+    step_directory.remove_all_but(epath.Path(tmp_path) / "checkpoints", 1, may_commit)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
+    assert caplog.messages[-1].endswith("checkpoints/10 cannot be removed (the storage gives no answer).")
+
+
+def test_a_run_does_not_go_back_once_another_one_has_the_directory(tmp_path: Path) -> None:
+    states.save(tmp_path, 10, 20)
+
+    def may_commit() -> None:
+        raise RestartError("Another process trains in this directory now.")
+
+    with (
+        Checkpoints(str(tmp_path), states.CONFIG, states.DATA, may_commit=may_commit) as checkpoints,
+        pytest.raises(RestartError, match="Another process trains in this directory now"),
+    ):
+        checkpoints.restore_step(10, states.abstract())
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
+
+
 # Holds the lease; saves a step when a line is read, whose arrays are merged when another one is.
 HOLDING = """
 import sys
