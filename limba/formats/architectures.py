@@ -286,7 +286,10 @@ def sinusoid_table(length: int, width: int) -> np.ndarray:
 
 
 def written(arrays: Mapping[str, np.ndarray], config: ModelConfig) -> Mapping[str, np.ndarray]:
-    """Returns the network's arrays by T5X's names in `rows`, computed one at a time."""
+    """Returns the network's arrays by T5X's names in `rows`, computed one at a time.
+
+    They come in the order in which `arrays` has what they are computed from.
+    """
     name = kind(config)
     if name not in _FUSIONS:
         return arrays
@@ -305,7 +308,13 @@ def written(arrays: Mapping[str, np.ndarray], config: ModelConfig) -> Mapping[st
             return sinusoid_table(config.max_length, config.emb_dim)
         return np.zeros(row.shape, np.float32)
 
-    return Arrays({row.t5x: Stored(row.shape, np.dtype("float32"), partial(make, row)) for row in rows(config)})
+    row_of = {row.t5x: row for row in rows(config)}
+    computed: dict[str, Stored] = {}
+    for ours in (*parts_of, *row_of):
+        row = row_of.pop(ours, None)
+        if row is not None:
+            computed[ours] = Stored(row.shape, np.dtype("float32"), partial(make, row))
+    return Arrays(computed)
 
 
 def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:

@@ -25,7 +25,8 @@ from limba.storage.failures import short_reason
 from limba.storage.files import read_bytes
 
 PARAMETERS = "params/"
-HELD_BYTES = 1 << 28  # of a stack that are read at one time; whole chunks, side by side
+HELD_BYTES = 1 << 28  # of stacks that are held at one time; whole chunks, side by side
+HELD_STACKS = 3  # GPT-2 and ModernBERT store queries, keys and values in one array
 LAST_FORMAT_IN_TEXT = 5  # of data positions: from 6 on they are JSON
 AVERAGE = re.compile(r"^opt_state/\d+/average/(.+)$")  # names the averaged parameter
 
@@ -148,7 +149,6 @@ def check_whole(path: epath.Path, how: str = "checksums", part: tuple[int, int] 
 class _Held(NamedTuple):
     """Adjacent layers of a stack, from the layer `first` on."""
 
-    array: str
     first: int
     layers: np.ndarray
 
@@ -167,7 +167,7 @@ class LimbaCheckpoint(Arrays):
             check_whole(self.path, verify)
         self.step = int(self.path.name)
         self.tree = StoredTree(self.path, stored_arrays(self.path / "state"))
-        self._held = _Held("", 0, np.zeros(0))
+        self._held: dict[str, _Held] = {}  # by array, the last one that was asked for at the end
         averages: dict[str, str] = {}  # a parameter -> the array with its average
         for name in self.tree:
             match = AVERAGE.match(name)
@@ -196,16 +196,22 @@ class LimbaCheckpoint(Arrays):
             yield name.replace("/layers/", f"/layers_{i}/"), layer
 
     def _layer(self, array: str, number: int) -> np.ndarray:
-        """Returns a layer of a stack; the layers that are read with it stay in memory, until others are asked for."""
-        held = self._held
-        if held.array != array or not held.first <= number < held.first + len(held.layers):
-            stored = self.tree.stored[array]
-            together = self.tree.rows_of_chunk(array)
-            layer_bytes = math.prod(stored.shape[1:]) * stored.dtype.itemsize
-            together *= max(1, HELD_BYTES // max(1, together * layer_bytes))
-            first = number // together * together
-            assert stored.read_rows is not None, "a stack has an axis of layers"
+        """Returns a layer of a stack; the layers that are read with it stay in memory, until other stacks need it."""
+        held = self._held.pop(array, None)
+        if held is None or not held.first <= number < held.first + len(held.layers):
             del held  # freed first: the layers before these are not needed any more
-            self._held = _Held("", 0, np.zeros(0))
-            self._held = _Held(array, first, stored.read_rows(first, min(first + together, stored.shape[0])))
-        return self._held.layers[number - self._held.first]
+            if len(self._held) == HELD_STACKS:
+                self._held.pop(next(iter(self._held)))
+            held = self._read_layers(array, number)
+        self._held[array] = held
+        return held.layers[number - held.first]
+
+    def _read_layers(self, array: str, number: int) -> _Held:
+        """Reads a layer and its neighbours: whole chunks."""
+        stored = self.tree.stored[array]
+        together = self.tree.rows_of_chunk(array)
+        layer_bytes = math.prod(stored.shape[1:]) * stored.dtype.itemsize
+        together *= max(1, HELD_BYTES // HELD_STACKS // max(1, together * layer_bytes))
+        first = number // together * together
+        assert stored.read_rows is not None, "a stack has an axis of layers"
+        return _Held(first, stored.read_rows(first, min(first + together, stored.shape[0])))

@@ -77,6 +77,9 @@ class Arrays(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         return self.stored[name].read()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.stored  # a Mapping's own would read the array
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)
 

@@ -12,7 +12,7 @@ import torch
 
 from limba.config import InputError, MeshConfig, optimizer_config
 from limba.formats import huggingface
-from limba.formats.names import flatten, unflatten, unstack_layers
+from limba.formats.names import Arrays, flatten, unflatten, unstack_layers
 from limba.model import Network
 from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer
@@ -66,6 +66,16 @@ def test_a_folder_starts_a_run_with_its_own_logits(family, tmp_path):
         ).logits.numpy()
     real = batch["decoder_target_tokens"] > 0
     np.testing.assert_allclose(np.asarray(ours)[real], theirs[real], atol=1e-4)
+
+
+def test_a_folder_is_opened_without_its_weights_being_read(tmp_path, monkeypatch):
+    """Whether an array is there was answered by reading it."""
+    write_folder(tmp_path, reference_model("umt5"))
+    read = []
+    monkeypatch.setattr(Arrays, "__getitem__", lambda _, name: read.append(name))
+    arrays = huggingface.open_folder(tmp_path, our_config("umt5"))
+    assert "token_embedder/embedding" in arrays and "token_embedder/kernel" not in arrays
+    assert not read
 
 
 @pytest.mark.parametrize("family", ["t5_1_0", "umt5"])
