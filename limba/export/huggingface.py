@@ -20,14 +20,15 @@ from jax.sharding import AxisType
 from limba.config import CardConfig, DataConfig, InputError, ModelConfig, saved_config
 from limba.config.optimizer import Adafactor
 from limba.config.waiting import waiting
-from limba.data.tasks import Provider, hub_datasets, needs_sentinels
-from limba.data.vocabulary.sentinels import num_sentinels, sentinel_ids
+from limba.data.tasks import Provider, hub_datasets
+from limba.data.vocabulary.published_files import read_json
 from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import merging, proof
 from limba.export.card import write_card
 from limba.formats import huggingface
-from limba.formats.huggingface import ENDS_INPUTS, ONLY_FILLS_GAPS, RECORD, head_scale
+from limba.formats.architectures import has_flax_class
+from limba.formats.huggingface import ENDS_INPUTS, RECORD, head_scale
 from limba.formats.huggingface_files import ENCODER, Form, write_folder
 from limba.formats.open import HUGGING_FACE, VOCABULARIES, open_folder, open_path
 from limba.inference import source as sources
@@ -128,7 +129,7 @@ def possible(model: ModelConfig, choices: Choices) -> Choices:
         raise InputError(
             "The model is not an encoder-decoder, so it has no encoder that could be written alone; convert it whole."
         )
-    if not (model.is_decoder_only or choices.encoder_only or model.is_t5_encoder) or "flax" not in choices.formats:
+    if "flax" not in choices.formats or (has_flax_class(model) and not choices.encoder_only):
         return choices
     print("transformers has no Flax class of this network: no flax_model.msgpack is written.", flush=True)
     return dataclasses.replace(choices, formats=("pytorch",))
@@ -196,7 +197,7 @@ def _convert(
     task = _task(source)
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
     special = sources.special_ids_of(source, vocabulary)
-    ends_inputs = sources.input_end_of(source, special) is not None
+    learned = sources.learned(source, special)
     form = Form(
         choices.formats,
         choices.dtype,
@@ -208,7 +209,7 @@ def _convert(
     # What the card and the proof are about: of a hybrid the language model, and beside it the encoder.
     hybrid = source.model if source.model.predicts_next else None
     source = dataclasses.replace(source, model=source.model.exported)
-    sentinels = _unused_sentinels(task, source, vocabulary)
+    sentinels = sources.unused_sentinels(source, vocabulary)
     with waiting(f"step {step:,}: writing the folder"):
         write_folder(writing, weights, model, form, tokenizer, sentinels)
     with waiting(f"step {step:,}: proving it"):
@@ -219,7 +220,7 @@ def _convert(
             passed &= is_equal
             findings.append(finding)
     card_config = _card_config(source, choices, task)
-    write_card(writing, source, step, form, findings, card_config, ends_inputs)
+    write_card(writing, source, step, form, findings, card_config, ENDS_INPUTS in learned)
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -228,7 +229,7 @@ def _convert(
             f"The folder for step {step} does not give the source's numbers; do not use it (now {failed}):"
             " convert again, and check the disk if it fails again."
         )
-    record = _record(source, step, choices, findings, ends_inputs)
+    record = _record(source, step, choices, findings) | learned
     write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
     if final.exists():
         shutil.rmtree(final)  # was made with other choices
@@ -236,9 +237,7 @@ def _convert(
     print(f"step {step:,}: {as_typed_here(str(final))}", flush=True)
 
 
-def _record(
-    source: Source, step: int, choices: Choices, findings: Sequence[str], ends_inputs: bool
-) -> dict[str, object]:
+def _record(source: Source, step: int, choices: Choices, findings: Sequence[str]) -> dict[str, object]:
     """Returns what `is_made_of` and later readers of a folder ask for: its source, its choices and what was found.
 
     It is not in config.json, which transformers writes into the folder of whatever is fine-tuned from this one.
@@ -254,11 +253,6 @@ def _record(
     }
     if not choices.average:
         record["average"] = False
-    is_whole_t5 = source.model.num_encoder_layers > 0 and not choices.encoder_only
-    if is_whole_t5 and sources.only_fills_gaps(source):
-        record[ONLY_FILLS_GAPS] = True
-    if ends_inputs:
-        record[ENDS_INPUTS] = True
     if choices.encoder_only:
         record["encoder_only"] = True
     if head_scale(source.model) != 1:
@@ -281,13 +275,6 @@ def _task(source: Source) -> Provider | None:
         return None if source.run is None else sources.task_of(source)
     except InputError:
         return None
-
-
-def _unused_sentinels(task: Provider | None, source: Source, vocabulary: Vocabulary | None) -> list[int]:
-    """Returns the sentinels of a model that was fine-tuned without them; pretraining needs them."""
-    if task is None or vocabulary is None or source.model.is_decoder_only or needs_sentinels(task):
-        return []
-    return sentinel_ids(vocabulary, num_sentinels(vocabulary))
 
 
 def prove(
@@ -472,6 +459,7 @@ def write_checkpoint(
     for name in (vocabulary, TOKENIZER_CONFIG):  # the latter has its class and number of sentinels
         if name and (folder / name).is_file():
             shutil.copyfile(folder / name, writing / name)
+    huggingface.copy_learned(read_json(epath.Path(folder), RECORD) or {}, writing)
     if out.exists():
         out.rmdir()
     writing.rename(out)

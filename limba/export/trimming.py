@@ -554,12 +554,7 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
         if MODULE_FILES.fullmatch(name):
             (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(file, out / name)
-    # What the model has learned; the proof in the record is of the old rows.
-    record = read_json(source, huggingface.RECORD) or {}
-    learned = (huggingface.ONLY_FILLS_GAPS, huggingface.ENDS_INPUTS)
-    kept_of_record = {key: True for key in learned if record.get(key) is True}
-    if kept_of_record:
-        (out / huggingface.RECORD).write_text(json.dumps(kept_of_record) + "\n")
+    huggingface.copy_learned(read_json(source, huggingface.RECORD) or {}, out)  # the proof in it is of the old rows
 
 
 def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence[bytes]) -> int:

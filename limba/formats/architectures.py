@@ -341,6 +341,11 @@ def class_of(config: ModelConfig) -> str:
     return (CLASSES if config.has_logits else CLASSES_OF_STATES)[kind(config)]
 
 
+def has_flax_class(config: ModelConfig) -> bool:
+    """Returns whether transformers 4 has a Flax class of a network, as of T5 and mT5; version 5 has none at all."""
+    return not (config.is_decoder_only or config.is_t5_encoder or config.relative_bias_per_layer)
+
+
 def query_scale(hf_config: Json, head_dim: int, layer: int) -> float:
     """Returns by what a GPT-2's queries are multiplied in a layer so that Limba, which divides by sqrt(C), agrees.
 

@@ -48,9 +48,17 @@ OF_FLAX = (
 )
 ONLY_FILLS_GAPS = "only_fills_gaps"  # there: the T5 has learned to fill gaps, and to write no running text
 ENDS_INPUTS = "ends_inputs"  # there: the language model has learned pairs, in which an end follows each input
+LEARNED = (ONLY_FILLS_GAPS, ENDS_INPUTS)
 # The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
 HEAD_SCALE = "limba_lm_head_scale"
 ROWS_COMPARED = 4_096  # of two matrices at a time
+
+
+def copy_learned(record: Json, folder: Path) -> None:
+    """Writes the record of a model made from another one, with what that one's record says it has learned, if any."""
+    learned = {key: True for key in LEARNED if record.get(key) is True}
+    if learned:
+        (folder / RECORD).write_text(json.dumps(learned) + "\n")
 
 
 def head_scale(config: ModelConfig) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import os
 import tempfile
@@ -23,6 +24,8 @@ from limba.config.environment import quiet_imports
 from limba.config.generation import GenerationFields
 from limba.config.waiting import waiting
 from limba.formats import t5x
+from limba.formats.architectures import has_flax_class
+from limba.formats.huggingface import RECORD
 from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import flatten, unstack_layers
 from limba.formats.open import VOCABULARIES
@@ -658,7 +661,7 @@ class TrainedModel:
         end = after[-1] if after else None
         ids = [truncated(text_ids, modules.max_tokens, end) for text_ids in ids]
         compute = functools.partial(pooled, self.network, modules.poolings, self.special_ids.is_published, self.params)
-        rows = computed_in_batches(compute, ids, self.rows(min(self.batch_size, max(1, len(ids)))), self.mesh)
+        rows = computed_in_batches(compute, ids, self.rows(min(self.batch_size, len(ids))), self.mesh)
         width = self.network.config.emb_dim * len(modules.poolings)
         vectors = np.stack(rows) if rows else np.zeros((0, width), np.float32)
         for change in modules.after:
@@ -697,9 +700,13 @@ class TrainedModel:
             raise InputError(f"The dtype {dtype!r} is not known; give float32 or bfloat16.")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder} is not empty; give a new folder.")
+        config = self.network.config
+        if format == "flax" and not has_flax_class(config):
+            raise InputError('transformers has no Flax class of this network; give the format "huggingface".')
         arrays = self.arrays()
         if format == "t5x":
-            parameters = {f"target/{name}": array for name, array in arrays.items()}
+            name_of = t5x.their_name if config.is_t5_decoder else str
+            parameters = {f"target/{name_of(name)}": array for name, array in arrays.items()}
             tree = {"state/step": np.int32(self.step), **parameters}
             return Path(t5x.write_legacy(folder, self.step, tree, dtype))
         folder.mkdir(parents=True, exist_ok=True)
@@ -712,7 +719,12 @@ class TrainedModel:
                 special=self.special_ids if self.special_ids.is_published else None,
                 published=sources.published_folder(self.source),
             )
-            write_folder(writing, arrays, self.network.config, form, self.tokenizer)
+            vocabulary = self.tokenizer[1] if self.tokenizer else None
+            suppressed = sources.unused_sentinels(self.source, vocabulary)
+            write_folder(writing, arrays, config, form, self.tokenizer, suppressed)
+            learned = sources.learned(self.source, self.special_ids)
+            if learned:
+                (writing / RECORD).write_text(json.dumps(learned) + "\n")
             for file in sorted(writing.iterdir(), key=lambda file: file.name == "config.json"):
                 file.replace(folder / file.name)  # config.json last: until then the folder is not a model
             writing.rmdir()
@@ -741,6 +753,6 @@ class TrainedModel:
         return load(tool.of_loaded(self.source, step, whole_texts, str(folder), coverage))
 
     def rows(self, num: int) -> int:
-        """Returns the smallest number of rows, at least `num`, that divides over the mesh."""
+        """Returns the smallest number of rows, at least `num` and 1, that divides over the mesh."""
         groups = num_batch_groups(self.mesh)
-        return -(-num // groups) * groups
+        return -(-max(num, 1) // groups) * groups

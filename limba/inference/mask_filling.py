@@ -82,7 +82,7 @@ def fills_of_masks(
     positions = [np.flatnonzero(text_ids == mask).astype(np.int32) for text_ids in ids]
     _check(texts, ids, positions, network.config.max_length)
     groups = num_batch_groups(mesh)
-    num_rows = -(-min(len(texts), TEXTS_AT_ONCE) // groups) * groups
+    num_rows = -(-min(max(1, len(texts)), TEXTS_AT_ONCE) // groups) * groups
     fills_of_texts: list[list[list[Fill]]] = [[] for _ in texts]
     for numbers in generate.batches_of_like_lengths([len(text_ids) for text_ids in ids], num_rows):
         if deadline is not None:

@@ -66,8 +66,9 @@ class Source(Opened):
     vocabulary: VocabularyName | None = None
     imports: tuple[str, ...] = ()  # modules that may be imported besides Limba's and tasks/'s
     length: int | None = None  # of a folder: the longest text that its files say it was trained with, in tokens
-    fills_gaps: bool = False  # of a folder: its record says that the T5 has learned to fill gaps, and nothing else
-    ends_inputs: bool = False  # of a folder: its record says that the language model has learned pairs
+    # Of a model without a run, by the record of its folder (`learned`):
+    fills_gaps: bool = False  # the T5 has learned to fill gaps, and nothing else
+    ends_inputs: bool = False  # the language model has learned pairs
     average: bool = True  # False: the weights as they were trained, also where the run evaluates their average
 
     def arrays(self, step: int | None) -> Arrays:
@@ -133,6 +134,7 @@ def find(
     ends_inputs = False
     if opened.kind == HUGGING_FACE:
         length = _length_beside(directory, model)
+    if run is None:
         record = _json_of(directory / huggingface.RECORD)
         fills_gaps = record.get(huggingface.ONLY_FILLS_GAPS) is True
         ends_inputs = record.get(huggingface.ENDS_INPUTS) is True
@@ -331,7 +333,8 @@ def only_fills_gaps(source: Source) -> bool:
 def input_end_of(source: Source, special: SpecialIds) -> int | None:
     """Returns the id that ends the inputs of a language model that learned pairs; None for any other model.
 
-    A run's task says it, and the record of its export for a folder. If the task cannot be imported, it is not known.
+    A run's task says it, and for a model without a run the record of its folder. If the task cannot be imported, it is
+    not known.
     """
     model = source.model
     if not model.is_decoder_only or model.is_encoder:
@@ -349,6 +352,31 @@ def input_end_of(source: Source, special: SpecialIds) -> int | None:
     from limba.data.objectives.supervised import input_end_of
 
     return input_end_of(task)
+
+
+def learned(source: Source, special: SpecialIds) -> dict[str, bool]:
+    """Returns what a folder's record (`huggingface.RECORD`) keeps of what a model has learned; `find` reads it."""
+    record = {}
+    is_t5 = source.model.num_encoder_layers > 0
+    if is_t5 and only_fills_gaps(source):
+        record[huggingface.ONLY_FILLS_GAPS] = True
+    if input_end_of(source, special) is not None:
+        record[huggingface.ENDS_INPUTS] = True
+    return record
+
+
+def unused_sentinels(source: Source, vocabulary: Vocabulary | None) -> list[int]:
+    """Returns the sentinels of a model that was fine-tuned without them; pretraining needs them."""
+    if source.run is None or vocabulary is None or source.model.is_decoder_only:
+        return []
+    try:
+        task = task_of(source)
+    except InputError:
+        return []
+    from limba.data.tasks import needs_sentinels
+    from limba.data.vocabulary.sentinels import num_sentinels, sentinel_ids
+
+    return [] if needs_sentinels(task) else sentinel_ids(vocabulary, num_sentinels(vocabulary))
 
 
 def import_tasks(modules: Sequence[str], where: str, allowed: Sequence[str], directory: str) -> None:

@@ -257,13 +257,14 @@ def test_a_t5_that_has_learned_only_gaps_fills_those_of_a_prompt(
     assert "has learned to fill gaps, not to write texts: write ___ in place of a word, or fine-tune" in sentence
 
 
-def test_what_a_model_has_learned_is_known_of_runs_alone(
+def test_what_a_model_has_learned_is_known_of_a_run_and_of_what_is_saved_from_it(
     workdir: Path,  # noqa: F811
     language_run: Path,
 ) -> None:
     trained = limba.load("run")
     trained.save("folder")
-    assert source.only_fills_gaps(source.find("run"))
+    assert source.only_fills_gaps(source.find("run")) and source.only_fills_gaps(source.find("folder"))
+    Path("folder/conversion.json").unlink()
     assert not source.only_fills_gaps(source.find("folder")) and not source.only_fills_gaps(source.find("lm"))
     assert isinstance(trained.config, limba.RunConfig)
     for objective in ("ul2", "prefix_lm", "lm_adaptation"):

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import limba
 from limba.cli import convert
 from limba.config import InputError
 from limba.formats import t5x
+from limba.formats.t5x import open_checkpoint
 from limba.storage.lease import FILE, held
 from limba.storage.lease_places import this_process
 from tests import tiny
@@ -61,3 +63,28 @@ def test_a_saved_model_and_a_t5x_checkpoint_have_one_writer(run: Path, tmp_path:
     model.save(folder)
     names = sorted(path.name for path in folder.iterdir())
     assert "config.json" in names and "model.safetensors" in names and not any("writing" in name for name in names)
+
+
+@pytest.mark.parametrize("network", ["umT5", "Llama", "GPT-2", "encoder"])
+def test_a_network_without_a_flax_class_is_not_saved_for_flax(network: str, tmp_path: Path) -> None:
+    """Nothing could load the only file of its weights."""
+    configs = {
+        "umT5": tiny.model(relative_bias_per_layer=True),
+        "Llama": tiny.language_model(),
+        "GPT-2": tiny.language_model(positions="learned", norm="layer", mlp_activations=("gelu",), num_kv_heads=None),
+        "encoder": tiny.ENCODER,
+    }
+    write_run(tmp_path / "run", configs[network])
+    model = limba.load(tmp_path / "run")
+    with pytest.raises(InputError, match='has no Flax class of this network; give the format "huggingface"'):
+        model.save(tmp_path / "folder", format="flax")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_decoder_of_t5_s_layout_is_saved_for_t5x_by_its_names(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", tiny.model(num_encoder_layers=0, num_decoder_layers=2, positions="relative"))
+    model = limba.load(tmp_path / "run")
+    saved = Path(model.save(tmp_path / "new", format="t5x"))
+    assert "target/decoder/token_embedder/embedding" in open_checkpoint(saved)
+    read = limba.load(saved, config=model.config).arrays()
+    assert all(np.array_equal(read[name], array) for name, array in model.arrays().items())

@@ -16,7 +16,7 @@ from limba.config.generation import GenerationFields
 from limba.data.run_data import RunData
 from limba.data.sources.columns import FIELD_SEPARATOR
 from limba.evaluation.text import TextEvaluation, sampler
-from limba.export.huggingface import Choices, export
+from limba.export.huggingface import Choices, export, import_folder
 from limba.inference.load import TrainedModel
 from tasks import text_to_text  # noqa: F401  registers the task
 from tests import tiny
@@ -108,13 +108,20 @@ def test_a_text_without_an_input_is_scored_as_before(run: TrainedModel) -> None:
     assert run.log_likelihoods([("", text)], ends=False)[0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_exported_folder_reads_inputs_as_its_run(run: TrainedModel, tmp_path: Path) -> None:
-    """Its tokenizer has nothing after a text: the record says it to Limba, and the card to others."""
+@pytest.mark.parametrize("how", ["exported", "saved", "exported, and made into a checkpoint"])
+def test_what_is_made_of_a_run_reads_inputs_as_the_run(how: str, run: TrainedModel, tmp_path: Path) -> None:
+    """A folder's tokenizer has nothing after a text: the record says it to Limba, and the card to others."""
     causal = dataclasses.replace(run.source.model, prefix_attention="causal")
     source = dataclasses.replace(run.source, model=causal)
     trained = limba.load(source)
-    folder = export(source, tmp_path / "exported", [5], Choices(formats=("pytorch",), checks=False))[5]
+    if how == "saved":
+        folder = Path(trained.save(tmp_path / "saved"))
+    else:
+        folder = export(source, tmp_path / "exported", [5], Choices(formats=("pytorch",), checks=False))[5]
     opened = limba.load(folder)
+    if how.endswith("checkpoint"):
+        import_folder(folder, tmp_path / "checkpoint")
+        opened = limba.load(tmp_path / "checkpoint", vocabulary="byte")
     texts = [f"tell: {text}" for text, _ in PAIRS]  # the folder does not know the prefix of the task
     for text, (prompt, told) in zip(texts, PAIRS, strict=True):
         assert opened.tokenize(text).tolist() == trained.tokenize(prompt).tolist()
@@ -125,6 +132,7 @@ def test_an_exported_folder_reads_inputs_as_its_run(run: TrainedModel, tmp_path:
     fields = GenerationFields(max_tokens=6, ban_sentinels=False)
     there = [written.ids.tolist() for (written,) in opened.samples(texts, **fields)]
     assert there == [written.ids.tolist() for (written,) in trained.samples([text for text, _ in PAIRS], **fields)]
-    assert '"An input" + tokenizer.eos_token' in (folder / "README.md").read_text()
+    if how == "exported":
+        assert '"An input" + tokenizer.eos_token' in (folder / "README.md").read_text()
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert theirs(texts[0] + theirs.eos_token).input_ids == opened.tokenize(texts[0]).tolist()
