@@ -11,12 +11,12 @@ from limba.config import InputError, did_you_mean
 
 
 def with_two_dashes(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with -name as --name.
+    """Returns the arguments with -name as --name; a text that begins with a dash is left as it is.
 
-    >>> with_two_dashes(["-input=a", "-h", "-1"])
-    ['--input=a', '-h', '-1']
+    >>> with_two_dashes(["-input=a", "-h", "-1", "-Ce faci?"])
+    ['--input=a', '-h', '-1', '-Ce faci?']
     """
-    return [re.sub(r"^-(?=[A-Za-z_]{2})", "--", argument) for argument in argv]
+    return [re.sub(r"^-(?=[A-Za-z_][\w./-]+(=|$))", "--", argument) for argument in argv]
 
 
 class Parser(argparse.ArgumentParser):

@@ -20,6 +20,7 @@ from limba.sharding import preemption
 from limba.storage.files import read_text, resolved
 
 if TYPE_CHECKING:
+    from limba.config import ScheduleConfig
     from limba.inference.source import Source
     from limba.training.checkpoints.branches import Branch
 
@@ -116,7 +117,11 @@ def _begun(args: argparse.Namespace) -> GinRun:
     fields, out, has_begun = json.loads(of_first(text))
     branch = branches.Branch(**fields)
     if has_begun:
-        return _read(model.find(out, imports=args.imports), args, {}, {"RunConfig.model_dir": out})
+        begun = model.find(out, imports=args.imports)
+        described = _read(begun, args, {}, {"RunConfig.model_dir": out})
+        if begun.run is not None:
+            _check_schedule(described.config.optimizer.schedule, begun.run.optimizer.schedule)
+        return described
     source = model.find(branch.run, imports=args.imports)
     if source.run is None:
         raise InputError(NO_RUN.format(branch.run))
@@ -125,12 +130,28 @@ def _begun(args: argparse.Namespace) -> GinRun:
     for name in ("branch_step", "branch_steps", "branch_shape", "planned_steps"):
         fixed[f"ScheduleConfig.{name}"] = getattr(schedule, name)
     described = _read(source, args, NOWHERE, fixed)
+    _check_schedule(described.config.optimizer.schedule, schedule)
     with named(described.names):
         branches.check_data(described.config, branch)
         texts = {"config.gin": described.text} if described.text else {}
         with entered_by_first(branches.begun(branch, described.config, texts)):
             pass
     return described
+
+
+def _check_schedule(chosen: ScheduleConfig, of_branch: ScheduleConfig) -> None:
+    """Raises InputError where an override, such as the macro LEARNING_RATE, changes what a branch takes from its run.
+
+    The rate of the steps before the branch would be another one too, and the rate would jump.
+    """
+    for field in dataclasses.fields(of_branch):
+        value = getattr(chosen, field.name)
+        expected = getattr(of_branch, field.name)
+        if value != expected:
+            raise InputError(
+                f"ScheduleConfig.{field.name} is {value!r} by a --gin flag, and {expected!r} in the run, whose rate the"
+                " branch has up to its step; leave that flag out."
+            )
 
 
 def _chosen(args: argparse.Namespace) -> Branch:

@@ -240,8 +240,9 @@ class DataConfig:
     def of_stages(self) -> dict[int, DataConfig]:
         """The choice of data of each stage, by the number of its first batch; itself at 0 without `stages`.
 
-        A later stage reads its task's own files, unless it is the first one's task with an objective, and its seed is
-        `seed` plus its first batch: where two stages share a corpus, the second one reads it in another order.
+        A later stage reads its task's own files, with the task's own prefix, unless it is the first one's task with an
+        objective. Its seed is `seed` plus its first batch: where two stages share a corpus, the second one reads it in
+        another order.
         """
         if not self.stages:
             return {0: self}
@@ -268,7 +269,7 @@ class DataConfig:
             names_only_a_task = is_later and len(self.stages[index - 1]) == 2
             if is_later and (names_only_a_task or stage.name != self.mixture_or_task_name):
                 stage_config = dataclasses.replace(
-                    stage_config, mixture_or_task_name=stage.name, data_files=None, column="text"
+                    stage_config, mixture_or_task_name=stage.name, data_files=None, column="text", prefix=None
                 )
             choices[stage.begins] = stage_config
         return choices

@@ -15,7 +15,7 @@ from limba import tool_registry
 from limba.config import ConfigError, DataConfig, InputError, StorageError, extras
 from limba.data import user_code
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
-from limba.data.objectives.supervised import is_supervised, with_prefix
+from limba.data.objectives.supervised import is_supervised, prefix_of, with_prefix
 from limba.data.packing import FEATURES
 from limba.data.registry import Mixture, MixtureRegistry, Task, TaskRegistry
 from limba.data.registry import Provider as Provider
@@ -79,6 +79,14 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
                 "DataConfig.data_files",
                 f"is one corpus, and {name} is a mixture of several; set DataConfig.mixture_or_task_name to a task, or"
                 " leave DataConfig.data_files out.",
+            )
+        own_prefixes = sorted({prefix_of(task) for task in mixture.tasks})
+        if config.prefix is not None and len(own_prefixes) > 1:
+            raise ConfigError(
+                "DataConfig.prefix",
+                f"is one text for all inputs, and the tasks of mixture {name} have different ones"
+                f" ({', '.join(map(repr, own_prefixes))}); leave it None.",
+                ("DataConfig.prefix", None),
             )
         # The rates are read here, because the mixture does not know the replaced tasks.
         num_tasks = len(mixture.tasks)

@@ -133,7 +133,11 @@ class Loop:
         self.best = Best(config, self.checkpoints.may_commit) if config.checkpoint.best_metric else None
         self.dispatch_limit = DispatchLimit()
         self.turn = 0  # passes of the loop; a rewind changes only the step
-        self.figures: dict[Literal["train", "validation", "text"], Figures] = {"train": {}, "validation": {}}
+        self.figures: dict[Literal["train", "validation", "text"], Figures] = {
+            "train": {},
+            "validation": {},
+            "text": {},
+        }
         self.has_advised = False
 
     def run(self, state: TrainState, update: Update) -> dict[str, object]:
@@ -270,7 +274,7 @@ class Loop:
         if evaluations.text is not None:
             self.figures["text"] = evaluations.text(params, step)
             metrics.text_line(step, self.figures["text"], evaluations.copied)
-        figures = {**self.figures["validation"], **self.figures.get("text", {})}
+        figures = {**self.figures["validation"], **self.figures["text"]}
         metrics.evaluated(step, figures)
         reason_to_end = ""
         if self.best is not None:

@@ -28,7 +28,13 @@ GROWTH_STEPS = 1000  # good steps in a row, after which the scale is doubled
 
 
 def optimizer_of(run: RunConfig, model: Network) -> optax.GradientTransformation:
-    """Returns the optimizer of a run, for the parameters of its network as its mesh shards them in training."""
+    """Returns the optimizer of a run, for the parameters of its network as its mesh shards them in training.
+
+    Raises ConfigError for a pattern of names that none of them has.
+    """
+    if run.optimizer.undecayed:
+        names = list(named_leaves(jax.eval_shape(model.init, jax.random.key(0))))
+        _check_patterns("OptimizerConfig.undecayed", run.optimizer.undecayed, names)
     shardings = None if model.mesh is None else trained_shardings(model, model.mesh, run.mesh.shard_update)
     average = run.evaluation.average
     return make_optimizer(run.optimizer, run.train_steps, run.model.dtype, shardings=shardings, average=average)

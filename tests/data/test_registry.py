@@ -1,5 +1,6 @@
 """What tasks/ registers is in seqio's registries as soon as seqio is there, and what these have is found here."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,11 +11,14 @@ from pathlib import Path
 import pytest
 import seqio
 
-from limba.config import InputError
+from limba.config import ConfigError, DataConfig, InputError
+from limba.data import task_modules
 from limba.data.bridge.seqio_objects import as_seqio
 from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data.objectives.supervised import prefix_of
 from limba.data.registry import Feature, Mixture, MixtureRegistry, Task, TaskRegistry
 from limba.data.sources import FileSource
+from limba.data.tasks import resolve_task
 from limba.data.vocabulary.vocabularies import ByteVocabulary
 from tests.shipped import ROOT
 
@@ -145,6 +149,17 @@ def test_what_cannot_be_registered_or_found_is_said() -> None:
     with pytest.raises(InputError, match="mixture registered_mixture have different output_features; give all the sa"):
         MixtureRegistry.add("registered_mixture", ["registered_twice", alone], default_rate=1.0)
     assert "registered_mixture" not in {*MixtureRegistry.names(), *seqio.MixtureRegistry.names()}
+
+
+def test_one_prefix_for_tasks_with_prefixes_of_their_own_is_refused() -> None:
+    """Both directions of a translation were trained with the prompt of one."""
+    task_modules.import_all(["tasks.en_ms"])
+    data = DataConfig("en_ms_both", {"inputs": 8, "targets": 8}, 4, vocabulary="byte", prefix="translate: ")
+    sentence = "is one text for all inputs, and the tasks of mixture en_ms_both have different ones .* leave it None"
+    with pytest.raises(ConfigError, match=sentence):
+        resolve_task(data)
+    own = resolve_task(dataclasses.replace(data, prefix=None))
+    assert [prefix_of(task) for task in own.tasks] == ["translate English to Malay: ", "translate Malay to English: "]
 
 
 def test_rates_of_nested_mixtures_are_seqio_s() -> None:

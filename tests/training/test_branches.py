@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from limba.cli import branch, main
+from limba.cli import branch as branch_module
+from limba.cli import main
 from limba.config import (
     ConfigError,
     DataConfig,
@@ -138,7 +139,7 @@ def test_a_branch_whose_run_is_gone_is_resumed_without_the_hub(run: Path, monkey
     monkeypatch.setattr(hub_models, "download", lambda path, weights: pytest.fail(f"the hub is asked for {path}"))
     name = f"{run.parent.name}/{run.name}"
     args = argparse.Namespace(model=name, step=None, decay=8, shape="1-sqrt", output=None)
-    assert hub_models.is_id(name) and branch._chosen(args) == begun
+    assert hub_models.is_id(name) and branch_module._chosen(args) == begun
 
 
 def test_what_cannot_be_branched_from_is_said_in_one_sentence(run: Path, tmp_path: Path) -> None:
@@ -189,6 +190,16 @@ def test_the_schedule_before_is_that_of_the_whole_run(tmp_path: Path) -> None:
         branches.schedule_of(branched, Branch("run", 90, 50, "linear"))
     again = branches.schedule_of(branched, Branch("run", 85, 10, "1-sqrt"))
     assert again.planned_steps == 100 and (again.branch_step, again.branch_steps) == (85, 10)
+
+
+def test_a_flag_that_changes_the_rate_before_the_branch_is_refused(tmp_path: Path) -> None:
+    """Of the gin names alone config.ScheduleConfig.… was refused, and LEARNING_RATE let the rate jump."""
+    of_branch = branches.schedule_of(config_of(tmp_path / "run"), Branch("run", 60, 50, "linear"))
+    branch_module._check_schedule(of_branch, of_branch)
+    chosen = dataclasses.replace(of_branch, base_learning_rate=5.0)
+    sentence = r"^ScheduleConfig.base_learning_rate is 5.0 by a --gin flag, and 0.01 in the run, .* leave that flag out"
+    with pytest.raises(InputError, match=sentence):
+        branch_module._check_schedule(chosen, of_branch)
 
 
 def test_a_branch_does_not_end_after_its_data(tmp_path: Path) -> None:

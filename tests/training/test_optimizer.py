@@ -317,6 +317,16 @@ def test_a_state_has_one_entry_for_each_stack() -> None:
     assert keys == {"encoder": ["encoder/layers/mlp/kernel"], "": ["encoder/norm/scale", "head/kernel"]}
 
 
+def test_names_without_weight_decay_are_checked() -> None:
+    """A pattern begins at a name's start: 'relpos_bias' means no parameter, and would be decayed all the same."""
+    data = DataConfig("t", {"inputs": 8, "targets": 8}, 4)
+    run = RunConfig(tiny.MODEL, data, "run", 10, optimizer=optimizer_config("adamw", undecayed=("relpos_bias",)))
+    with pytest.raises(ConfigError, match="undecayed holds 'relpos_bias', and no parameter's name begins with it"):
+        optimizer_of(run, Network(tiny.MODEL))
+    named = dataclasses.replace(run, optimizer=optimizer_config("adamw", undecayed=(".*relpos_bias",)))
+    optimizer_of(named, Network(tiny.MODEL))
+
+
 @pytest.mark.core
 def test_frozen_names_are_checked() -> None:
     params = {"encoder": {"kernel": np.ones(2)}, "decoder": {"kernel": np.ones(2)}}
