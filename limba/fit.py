@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.vocabularies import Vocabulary
 
 PROBE_SECONDS = 10.0  # of steps, whose time says how many fit
+PROBE_STEPS = 1_000_000  # more than fit into these seconds
 USED = 0.9  # share of the minutes that steps get; evaluations and saves have the rest
 LEAST_ROWS = 8  # for each data shard
 # The gin files of a new model, of one that goes on from another, and of one that learns from pairs.
@@ -298,9 +299,19 @@ def _steps_in(config: RunConfig, minutes: float) -> int:
 
     schedule = config.optimizer.schedule.in_steps(1_000)  # no rate 'auto' for the steps of the probe
     probe = dataclasses.replace(
-        config, optimizer=dataclasses.replace(config.optimizer, schedule=schedule), train_steps=1_000_000,
-        model_dir=f"{config.model_dir}/probe", log_every_steps=5, report_to="none",
-    )  # fmt: skip
+        config,
+        optimizer=dataclasses.replace(config.optimizer, schedule=schedule),
+        train_steps=PROBE_STEPS,
+        model_dir=f"{config.model_dir}/probe",
+        log_every_steps=5,
+        # It ends by time alone, and nothing of it is kept, shown or published.
+        data=dataclasses.replace(config.data, num_epochs=None),
+        evaluation=dataclasses.replace(config.evaluation, every_steps=PROBE_STEPS, patience=None),
+        checkpoint=dataclasses.replace(config.checkpoint, every_steps=PROBE_STEPS, best_metric=None),
+        report_to="none",
+        export_to=None,
+        hub_model_id=None,
+    )
     _train(probe, measure)
     steps = 0
     if jax.process_index() == 0:

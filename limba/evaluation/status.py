@@ -44,6 +44,7 @@ class Status(RunDirectory):
             holder, self.owner = self.look_at_lease()
             hosts = self._hosts.look()
             records = self.records()
+            self.history.update()
             config = self.run()
             newest = max(steps_in(self.path / "checkpoints").items(), default=None)
         except InputError:
@@ -57,7 +58,7 @@ class Status(RunDirectory):
         train = [record for record in records if record["kind"] == "train"]
         with figures_read(str(self.path)):
             lines = [
-                *_standing_line(records, newest, holder),
+                *self._standing_line(newest, holder),
                 f"run          {self.path}",
                 *_training_lines(train, config),
                 *_stage_line(train, config),
@@ -71,17 +72,15 @@ class Status(RunDirectory):
                 lines += ["", *text_curve([(record["step"], record["loss"]) for record in train])]
         return lines
 
+    def _standing_line(self, newest: tuple[int, epath.Path] | None, holder: Heartbeat) -> list[str]:
+        """Returns how the run stands in a line, in capitals where it needs somebody; nothing while it trains."""
+        saved = None if newest is None else newest[0]
+        run_standing = standing(self.history.notes, saved, holder.age)
+        return [] if run_standing is None else [run_standing.text]
+
 
 # Each function below returns the lines of one subject, [] where there is nothing to tell. `newest` is the step and the
 # directory of the newest checkpoint.
-
-
-def _standing_line(records: Sequence[Json], newest: tuple[int, epath.Path] | None, holder: Heartbeat) -> list[str]:
-    """Returns how the run stands in a line, in capitals where it needs somebody; nothing while it trains."""
-    notes = [record for record in records if record["kind"] in ("start", "end")]
-    saved = None if newest is None else newest[0]
-    run_standing = standing(notes, saved, holder.age)
-    return [] if run_standing is None else [run_standing.text]
 
 
 def _training_lines(train: Sequence[Json], config: RunConfig | None) -> list[str]:

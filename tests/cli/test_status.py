@@ -63,6 +63,37 @@ def test_a_run_that_is_over(directory: Path, capsys: pytest.CaptureFixture[str])
     assert sorted(path.name for path in directory.iterdir()) == before
 
 
+def bound(kind: str, step: int, **more: object) -> str:
+    return json.dumps({"kind": kind, "step": step, "time": "2026-11-22T08:00:00+00:00", **more}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("records", "first_line", "step"),
+    [
+        ((bound("start", 0), bound("end", 0, failed=True, reason="Out of memory")), "FAILED after step 0: Out of", ""),
+        (
+            (bound("end", 40, stopped=True), bound("start", 40), bound("end", 40, failed=True, reason="Disk full")),
+            "FAILED after step 40: Disk full.", "step         50",
+        ),
+        (
+            (train_record(60, 1.0), bound("end", 60, failed=True, reason="A GPU failed"), bound("start", 40),
+             train_record(45, 5.0), bound("end", 45, stopped=True)),
+            "STOPPED after step 45", "step         45,",
+        ),
+    ],
+)  # fmt: skip
+def test_how_a_run_ended_last_is_said(records: tuple[str, ...], first_line: str, step: str, directory: Path) -> None:
+    """Records were read in the order of steps: an end came before the start behind it, or of undone steps last."""
+    metrics = directory / "metrics.jsonl"
+    if not step:
+        metrics.write_text("")
+    with metrics.open("a") as file:
+        file.writelines(records)
+    lines = Status(directory).lines()
+    assert lines[0].startswith(first_line), lines
+    assert any(line.startswith(step or "step         none yet") for line in lines), lines
+
+
 def test_the_stage_that_is_read_and_the_next_one(directory: Path) -> None:
     for stages, line in (
         (((20, "clean"), (60, "books")), "stage        2 of 3: clean since step 20, books from step 60 on"),

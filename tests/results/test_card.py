@@ -10,6 +10,7 @@ from limba.config import CardConfig, InputError, RunConfig, saved_config
 from limba.tools.results import card
 from limba.tools.results.results import _check_language
 from limba.tools.results.suites import read_suite
+from limba.tools.results.table import Table
 from tests import tiny
 from tests.export.runs import folder_of, write_run
 from tests.http_server import ModelHubHandler, as_hub, serving
@@ -37,6 +38,15 @@ def test_a_suite_for_another_language_than_the_cards_is_refused(workdir, vocabul
 def test_languages_are_those_of_a_cards_metadata(language, languages, tmp_path) -> None:
     (tmp_path / "README.md").write_text(f"---\nlanguage: {language}\n---\n")
     assert card.languages(tmp_path / "README.md") == languages
+
+
+@pytest.mark.parametrize("language", ["no", "[no, nn]"])
+def test_norwegian_stays_a_language_of_a_card_with_results(language, tmp_path) -> None:
+    """YAML reads `no` as False, which was written back."""
+    readme = tmp_path / "README.md"
+    readme.write_text(f"---\nlanguage: {language}\n---\nA model.\n")
+    card.put(readme, ["model"], Table(), read_suite("ro"), [])
+    assert card.languages(readme) == language.strip("[]").split(", ") and "false" not in readme.read_text()
 
 
 @pytest.mark.parametrize(

@@ -203,3 +203,17 @@ def test_what_is_no_file_is_not_called_missing(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").mkdir()
     with pytest.raises(InputError, match=r"train.jsonl is not a regular file; name the folder"):
         TEXTS.read(str(tmp_path))
+
+
+def test_a_word_of_digits_stays_where_the_first_column_is_the_word(tmp_path: Path) -> None:
+    """Scores, years and prices were taken for the ids of CoNLL-U's ranges and empty nodes, and `#` for a comment."""
+    words = ["Ajax", "won", "2-1", "in", "1998-99", "#", "3.5"]
+    named = tmp_path / "test.txt"
+    for separator in (" ", "\t"):
+        named.write_text("".join(f"{word}{separator}O\n" for word in words))
+        (sentence,) = files.sentences(named, 0, -1)
+        assert [cells[0] for cells in sentence.cells] == words
+    treebank = tmp_path / "test.conllu"
+    treebank.write_text("# text = du bon\n1-2\tdu\n1\tde\n2\tle\n2.1\t_\n3\tbon\n")
+    (sentence,) = files.sentences(treebank, 1)
+    assert [cells[0] for cells in sentence.cells] == ["de", "le", "bon"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import limba
 from limba import fit
-from limba.config import ModelConfig, saved_config
+from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, ModelConfig, saved_config
 from limba.data.vocabulary import ByteVocabulary
 from limba.data.vocabulary.special_ids import SpecialIds
 from limba.fit import Rows
@@ -295,3 +296,34 @@ def test_a_model_says_what_it_is(model: limba.TrainedModel) -> None:
     shown = {name for name in dir(model) if not name.startswith("_")}
     assert {"generate", "score", "encode", "save", "params", "step", "path", "config", "vocabulary"} <= shown
     assert not shown & {"pair_ids", "rows", "written", "segment_writer", "num_cut", "logits_of_ids", "source"}
+
+
+def test_the_probe_of_minutes_keeps_and_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended by its epochs or its patience, as if Ctrl-C had been pressed, and its model went to the hub."""
+    probes: list[limba.RunConfig] = []
+
+    def timed(config: limba.RunConfig, measure: Callable[[int, dict[str, float]], bool]) -> None:
+        probes.append(config)
+        Path(config.model_dir).mkdir(parents=True)
+        while measure(5, {"seconds_per_step": 0.01}):
+            pass
+
+    monkeypatch.setattr(fit, "_train", timed)
+    monkeypatch.setattr(fit, "PROBE_SECONDS", 0.0)
+    data = DataConfig("t", {"inputs": 8, "targets": 8}, 4, num_epochs=3)
+    config = limba.RunConfig(
+        tiny.MODEL,
+        data,
+        str(tmp_path / "run"),
+        None,
+        evaluation=EvaluationConfig(every_steps="epoch", patience=2),
+        checkpoint=CheckpointConfig(every_steps="epoch", best_metric="loss"),
+        export_to=str(tmp_path / "out"),
+        hub_model_id="me/model",
+        hub_strategy="every_save",
+    )
+    assert fit._steps_in(config, 1.0) > 1
+    (probe,) = probes
+    assert (probe.data.num_epochs, probe.evaluation.patience, probe.checkpoint.best_metric) == (None, None, None)
+    assert (probe.export_to, probe.hub_model_id, probe.report_to) == (None, None, "none")
+    assert probe.checkpoint.every_steps == probe.evaluation.every_steps == probe.train_steps

@@ -70,6 +70,8 @@ def put(card: Path, columns: Sequence[str], table: Table, suite: Suite, notes: S
     others = [result for result in data.eval_results or [] if not result.dataset_type.startswith(f"{suite.name}/")]
     data.eval_results = [*others, *figures]
     data.model_name = data.get("model_name") or card.parent.resolve().name
+    if data.language is False or isinstance(data.language, list):
+        data.language = languages(card)
     begin = BEGIN.format(suite.name)
     end = END.format(suite.name)
     lines = "\n".join(f"{number}. {' '.join(note.split())}" for number, note in enumerate(notes, 1))

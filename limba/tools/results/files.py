@@ -247,7 +247,8 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
     """Yields the sentences of a CoNLL-U file or a relative of it.
 
     A column is its number from 0 (-1: the last), or its name in the line `# global.columns`. Empty nodes and the
-    ranges of multiword tokens are left out. A document begins at a line `# newdoc`; without one, each sentence is one.
+    ranges of multiword tokens are left out, where the first column is not asked for. A document begins at a line
+    `# newdoc`; without one, each sentence is one.
     InputError for a line that lacks a column.
     """
     names: list[str] = []
@@ -257,7 +258,7 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
     for number, line in enumerate([*lines_of(path), ""], 1):
         if line.startswith("# global.columns"):
             names = line.partition("=")[2].split()
-        elif line.startswith("#") and "\t" not in line:
+        elif line.startswith("#") and "\t" not in line and not rows_of_sentence:  # within a sentence it is a token
             if line.removeprefix("#").split()[:1] == ["newdoc"]:
                 document = f"{path} line {number}"
         elif not line.strip():
@@ -268,7 +269,8 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
         else:
             begins = begins if rows_of_sentence else number
             cells = line.split("\t") if "\t" in line else line.split(" ")
-            if cells[0].isdecimal() or not cells[0].replace("-", "").replace(".", "").isdecimal():
+            has_id = not any(column in (0, *names[:1]) for column in columns)  # else its first cell may be 2-1 or 3.5
+            if not has_id or cells[0].isdecimal() or not cells[0].replace("-", "").replace(".", "").isdecimal():
                 rows_of_sentence.append([_cell(cells, column, names, f"{path} line {number}") for column in columns])
 
 

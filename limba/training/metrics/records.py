@@ -90,12 +90,17 @@ def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *rows])
 
 
+NOT_UNDONE = ("event", "start", "saved", "end")  # kinds of records of what has happened, also where it was undone
+
+
 def read_metrics(model_dir: str) -> list[dict]:
     """Returns all records of a run in the order of steps; for a repeated step, the last record.
 
-    The guard's return to an earlier step takes back what was recorded after that step.
+    The guard's return to an earlier step takes back what was recorded after that step, and so does a training record of
+    an earlier step than the last one: the run has resumed from before it.
     """
     records: dict[tuple[str, int], dict] = {}
+    last_trained = -1
     path = epath.Path(model_dir) / METRICS
     if not path.exists():
         return []
@@ -111,5 +116,13 @@ def read_metrics(model_dir: str) -> list[dict]:
                     for (kind, step), earlier in records.items()
                     if kind == "event" or step <= record["returned_to"]
                 }
+            if record["kind"] == "train":
+                if record["step"] <= last_trained:
+                    records = {
+                        (kind, step): earlier
+                        for (kind, step), earlier in records.items()
+                        if kind in NOT_UNDONE or step < record["step"]
+                    }
+                last_trained = record["step"]
             records[record["kind"], record["step"]] = record
     return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))
