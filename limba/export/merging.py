@@ -2,12 +2,13 @@
 
 Averaging steps of a stable learning rate does what a decay of the rate does (WSM, arXiv:2507.17634; PMA,
 arXiv:2505.12082). The parameters are added up in float64 and written in float32, a block of one array at a time, so
-that no host holds a whole model. All else of the checkpoint (optimizer state, data position) is the newest part's.
+that no host holds a whole model. What evaluating the result reads is the average of what evaluating each part reads:
+the moving average of the weights where a run evaluates one, else the weights. All else of the checkpoint (optimizer
+state, data position) is the newest part's.
 """
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from limba.config import (
 from limba.config.waiting import waiting
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
+from limba.formats.limba_checkpoint import PARAMETERS
 from limba.formats.names import Json
 from limba.inference.progress import Progress
 from limba.inference.source import LIMBA, Source
@@ -42,9 +44,6 @@ SHAPES = ("linear", "1-sqrt", "cosine")
 COPIED = ("vocabulary.model", "data_revisions.json", "rows.json")  # of the newest part's run
 BLOCK_BYTES = 1 << 26  # of an array, in float32, that is in memory at one time
 FREE_FIELDS = ("dtype", "dropout_rate", "remat", "scan_layers", "attention")  # that change no parameter's meaning
-PARAMETERS = "params/"
-# What is averaged: the parameters, and an online average of them where a run has it, which is what it evaluates.
-AVERAGED = re.compile(r"params/|opt_state/\d+/average/")
 
 
 @dataclass(frozen=True)
@@ -243,6 +242,39 @@ def _check_same(parts: Sequence[Part], stores: Sequence[arrays.Stores]) -> None:
                 )
 
 
+def _terms(parts: Sequence[Part], stores: Sequence[arrays.Stores]) -> dict[str, list[ts.TensorStore]]:
+    """Returns name -> one array of each part, whose average is that array of the newest part; all others are copied.
+
+    An array's name in the optimizer's state says nothing, as it depends on the optimizer: averages of the weights are
+    found by their parameter. A part without one gives its weights, which evaluating it reads, and as which an average
+    begins.
+    """
+    # The same names in all parts: `_check_same`.
+    trained = {name.removeprefix(PARAMETERS): name for name in stores[-1] if name.startswith(PARAMETERS)}
+    averaged = [trained | limba_checkpoint.averages_in(opened) for opened in stores]
+    evaluated = [averaged[i] if part.source.averages else trained for i, part in enumerate(parts)]
+    terms: dict[str, list[ts.TensorStore]] = {}
+    # Where the newest part has one array for several of these, the last counts: evaluating the result reads it.
+    for array_of in ([trained] * len(parts), averaged, evaluated):
+        for parameter, name in array_of[-1].items():
+            terms[name] = [opened[array_of[i][parameter]] for i, opened in enumerate(stores)]
+    return terms
+
+
+def _about_averages(parts: Sequence[Part], stores: Sequence[arrays.Stores]) -> str:
+    """Returns a sentence if some parts are evaluated by an average of their weights, and some are not; else ""."""
+    as_trained: list[str] = []
+    for part, opened in zip(parts, stores, strict=True):
+        if not (part.source.averages and limba_checkpoint.averages_in(opened)):
+            as_trained.append(str(part.path))
+    if len(as_trained) in (0, len(parts)):
+        return ""
+    return (
+        f" As each is evaluated, {', '.join(as_trained)} gave the weights as they were trained, and the others their"
+        " moving average."
+    )
+
+
 def _written(
     parts: Sequence[Part],
     stores: Sequence[arrays.Stores],
@@ -265,19 +297,21 @@ def _written(
     for name, text in {saved_config.FILE: saved_config.to_text(config), **(texts or {})}.items():
         write_whole(directory / name, text)
     checkpoints = directory / "checkpoints"
+    terms = _terms(parts, stores)
     needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in stores[-1].values())
     blocks = [(name, block) for name, store in stores[-1].items() for block in blocks_of(store)]
     with Progress(len(blocks), 0, unit="block", what="merging") as progress:
 
         def merged() -> Iterator[arrays.HostArray]:
             for name, block in blocks:
-                yield _merged(name, block, stores, weights)
+                yield _merged(stores[-1][name], block, terms.get(name), weights)
                 progress.update()
 
         data = limba_checkpoint.read_data(newest.path)
         write_step(checkpoints, step, needed, merged(), data, may_commit)
     counts = ", ".join(f"{part['step']:,} ({part['weight']:.3g})" for part in record["parts"])
-    return f"{checkpoints / str(step)}: the average of steps {counts}; {directory / FILE} says so."
+    about = _about_averages(parts, stores)
+    return f"{checkpoints / str(step)}: the average of steps {counts}; {directory / FILE} says so.{about}"
 
 
 def write_step(
@@ -306,14 +340,16 @@ def write_step(
 
 
 def _merged(
-    name: str, block: tuple[slice, ...], stores: Sequence[arrays.Stores], weights: Sequence[float] | None
+    store: ts.TensorStore,
+    block: tuple[slice, ...],
+    terms: Sequence[ts.TensorStore] | None,
+    weights: Sequence[float] | None,
 ) -> arrays.HostArray:
-    """Returns a block of an array of the newest part; a block of a parameter is averaged over all parts."""
-    store = stores[-1][name]
-    if AVERAGED.match(name) and all(name in opened for opened in stores):
-        part = average([opened[name][block].read().result() for opened in stores], weights)
-    else:
+    """Returns a block of an array of the newest part, or the average of its terms where it has any."""
+    if terms is None:
         part = np.asarray(store[block].read().result())
+    else:
+        part = average([term[block].read().result() for term in terms], weights)
     return block_to_write(store, block, part)
 
 

@@ -139,25 +139,59 @@ def unscanned(tree: StoredTree, model: ModelConfig) -> Arrays:
             " set ModelConfig.relative_bias_per_layer to True.",
             fix=("ModelConfig.relative_bias_per_layer", True),
         )
-    layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
+    stacks = _Stacks(tree)
     arrays = {}
     for name, array in tree.stored.items():
         scanned = _SCANNED.search(name)
         if scanned and not name.startswith("state/"):
+            num_layers = _num_layers(tree, name, scanned[1], model)
             shape = (array.shape[0], *array.shape[2:])
             if len(shape) == 3:  # [D, H, C] or, for `out`, [H, C, D]
                 first, second, last = shape
                 shape = (first * second, last) if name.endswith("/out/kernel") else (first, second * last)
-            for i in range(layers[scanned[1]]):
+            for i in range(num_layers):
                 unscanned_name = _SCANNED.sub(rf"\1/layers_{i}/", name)
-                arrays[unscanned_name] = Stored(shape, array.dtype, partial(_layer, array, i, shape))
+                arrays[unscanned_name] = Stored(shape, array.dtype, partial(stacks.layer, name, i, shape))
         elif not name.startswith("state/param_states/"):
             arrays[name] = array
     return Arrays(arrays)
 
 
-def _layer(scanned: Stored, number: int, shape: tuple[int, ...]) -> np.ndarray:
-    return np.take(scanned.read(), number, axis=1).reshape(shape)
+def _num_layers(tree: StoredTree, name: str, side: str, model: ModelConfig) -> int:
+    """Returns the layers of a stack, the encoder's or the decoder's; InputError if the network has another number."""
+    field = f"num_{side}_layers"
+    num_layers: int = getattr(model, field)
+    shape = tree.stored[name].shape
+    if shape[1:2] == (num_layers,):
+        return num_layers
+    if len(shape) < 2:
+        raise InputError(f"{tree.path} has {name} of shape {shape}, without an axis of layers; copy it again.")
+    raise InputError(
+        f"{tree.path} has {shape[1]} layers in {name}, and ModelConfig.{field} is {num_layers}; set it to {shape[1]}.",
+        fix=(f"ModelConfig.{field}", shape[1]),
+    )
+
+
+class _Stacks:
+    """The layers of a scanned tree's stacks, read one after the other.
+
+    The stack that was read last is held until its last layer is asked for: a chunk usually has a part of every layer,
+    so one layer alone costs as much to read as all of them.
+    """
+
+    def __init__(self, tree: StoredTree):
+        self._tree = tree
+        self._held: tuple[str, np.ndarray] | None = None  # the stack's name, and its array
+
+    def layer(self, name: str, number: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Returns one layer of a stack as an array of its own, of this shape."""
+        if self._held is None or self._held[0] != name:
+            self._held = None  # freed before another is read
+            self._held = (name, self._tree[name])
+        stack = self._held[1]
+        if number == stack.shape[1] - 1:
+            self._held = None
+        return np.take(stack, number, axis=1).reshape(shape)
 
 
 def is_t5x(path: epath.Path) -> bool:

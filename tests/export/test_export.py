@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -507,8 +508,11 @@ def test_import_refuses_what_is_no_t5(tmp_path):
         files.config_json(config_of("t5_1_1", mlp_activations=("gelu", "gelu")))
 
 
-def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path):
-    """As examples/scalable_t5 has it: layers on axis 1, heads apart, a bias in every layer."""
+def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path, monkeypatch):
+    """As examples/scalable_t5 has it: layers on axis 1, heads apart, a bias in every layer.
+
+    Every stack was read once for each of its layers.
+    """
     config = config_of("umt5")
     arrays = arrays_of(config)
     tree = {"state/step": np.int32(4)}
@@ -526,7 +530,16 @@ def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path):
     values = {name: value for name, value in vars(config).items() if name != "relative_bias_per_layer"}
     lines = [f"network.T5Config.{name} = {value!r}" for name, value in values.items()]
     (tmp_path / "run" / "config.gin").write_text("\n".join(lines))
+    read_whole = StoredTree._read
+    read = []
+
+    def counted(self, name):
+        read.append(name)
+        return read_whole(self, name)
+
+    monkeypatch.setattr(StoredTree, "_read", counted)
     export(tmp_path / "run", tmp_path / "out", "--no_check")
+    assert set(Counter(read).values()) == {2}  # once for PyTorch's weights, and once for flax's
     equal(open_folder(tmp_path / "out" / "step_4", config), arrays)
     settings = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
     assert settings["model_type"] == "umt5"

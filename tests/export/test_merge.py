@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 
 from limba.cli import main
-from limba.config import DataConfig, InputError, RunConfig, StorageError, saved_config
+from limba.config import DataConfig, EvaluationConfig, InputError, RunConfig, StorageError, saved_config
 from limba.export import merging
 from limba.export.merging import Part, Weighting, parts_of
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
@@ -136,6 +136,69 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
     for name in names:
         online = stored[name.replace("params/", "opt_state/0/average/")]
         np.testing.assert_array_equal(online, 2 * stored[name])
+
+
+ONLINE = EvaluationConfig(average=0.9)
+NO_ONLINE = EvaluationConfig()
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "evaluations", "of_one_run"),
+    [
+        (None, 1, [ONLINE, ONLINE], True),
+        (1, None, [NO_ONLINE, NO_ONLINE], True),
+        (1, 1, [NO_ONLINE, NO_ONLINE], True),
+        (2, 1, [ONLINE, ONLINE], False),
+        (None, 1, [NO_ONLINE, ONLINE], False),
+        (1, None, [ONLINE, NO_ONLINE], False),
+    ],
+    ids=["turned on", "turned off", "off after both", "other optimizers", "only the newer run's", "only the older's"],
+)
+def test_the_model_is_the_average_of_the_models_that_are_evaluated(
+    older: int | None, newer: int | None, evaluations: list[EvaluationConfig], of_one_run: bool, tmp_path: Path
+) -> None:
+    """`older` and `newer` are where the optimizer's state has an average of the weights: here, twice the weights.
+
+    Where a part had no array of exactly the newest's name, the result was the newest's average alone.
+    """
+    runs = [tmp_path / ("older" if of_one_run else name) for name in ("older", "newer")]
+    for run, step, place in zip(runs, (1, 2), (older, newer), strict=True):
+        state = states.state(step)
+        opt_state: list[dict] = [{}, {}, {"count": state.step}]
+        if place is not None:
+            opt_state[place] = {"average": jax.tree.map(lambda leaf: 2 * leaf, state.params)}
+        with Checkpoints(str(run), states.CONFIG, states.DATA) as checkpoints:
+            checkpoints.save(step, state.replace(opt_state=tuple(opt_state)), {0: {"about": {}}})
+            checkpoints.wait()
+
+    def in_run(run: Path, evaluation: EvaluationConfig) -> Source:
+        data = DataConfig("t", {"inputs": 8}, batch_size=1)
+        config = RunConfig(tiny.MODEL, data, str(run), train_steps=40, evaluation=evaluation)
+        return dataclasses.replace(source(run), run=config)
+
+    sources = [in_run(run, evaluation) for run, evaluation in zip(runs, evaluations, strict=True)]
+    parts = [Part(sources[0], 1), Part(sources[1], 2)]
+    said = merging.merge(parts, Weighting(), str(tmp_path / "out"))
+
+    def evaluated(part: Part) -> LimbaCheckpoint:
+        return LimbaCheckpoint(part.path, average=part.source.averages)
+
+    config = saved_config.from_text((tmp_path / "out" / saved_config.FILE).read_text(), "")
+    assert isinstance(config, RunConfig)
+    model = evaluated(Part(in_run(tmp_path / "out", config.evaluation), 2))
+    models = [evaluated(part) for part in parts]
+    assert len(model) == 6
+    for name in model:
+        wanted = np.mean([np.asarray(one[name], np.float64) for one in models], axis=0)
+        np.testing.assert_array_equal(model[name], wanted.astype(np.float32))
+    for name in (name for name in model.tree if name.startswith("params/") and evaluations[1] is ONLINE):
+        wanted = np.mean([np.asarray(one.tree[name], np.float64) for one in models], axis=0)
+        np.testing.assert_array_equal(model.tree[name], wanted.astype(np.float32))
+    has_online = [one.has_average and part.source.averages for one, part in zip(models, parts, strict=True)]
+    about = [part.path for part, online in zip(parts, has_online, strict=True) if not online]
+    assert (f"{', '.join(map(str, about))} gave the weights as they were trained" in said) == (
+        len(set(has_online)) == 2
+    )
 
 
 @pytest.mark.core

@@ -1,5 +1,6 @@
 """T5X's checkpoints are read bit for bit, in every form they come in, and written as T5X writes them."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -173,6 +174,15 @@ def test_a_scanned_tree_is_read_as_the_network_it_is(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded(path, config).params, state.params)
     with pytest.raises(InputError, match="relative bias in every layer"):
         loaded(path, tiny.MODEL)
+    stored = t5x.open_checkpoint(path)
+    for side in ("encoder", "decoder"):
+        field = f"num_{side}_layers"
+        there = getattr(config, field)
+        for configured in (there - 1, there + 1):
+            sentence = f"{path} has {there} layers in .*/{side}/.*, and ModelConfig.{field} is {configured}; set it to"
+            with pytest.raises(InputError, match=f"{sentence} {there}.$") as caught:
+                t5x.unscanned(stored, dataclasses.replace(config, **{field: configured}))
+            assert caught.value.fix == (f"ModelConfig.{field}", there)
 
 
 def test_layers_numbered_from_zero_or_not_at_all():
