@@ -17,7 +17,7 @@ import seqio
 
 from limba.config import InputError
 from limba.data.dataset import Dataset
-from limba.data.sources import ArrayRecordSource, FileSource, HubSource, readers, splits
+from limba.data.sources import ArrayRecordSource, FileSource, HubSource, chunk_reader, readers, splits
 from limba.data.sources.order import Reading
 from limba.data.sources.remote import ReadPolicy
 from tests.data.text_files import TEXTS, write, write_three_records
@@ -204,6 +204,25 @@ def test_a_shard_without_documents_says_so_instead_of_searching_for_ever(tmp_pat
     dataset = source.documents("train", shard=3, num_shards=4)
     with pytest.raises(InputError, match="num_data_shards"):
         next(iter(dataset))
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_corpus_that_vanishes_says_so_instead_of_searching_for_ever(tmp_path, is_counted):
+    path = write(tmp_path / "c.txt", TEXTS)
+    source = FileSource(str(path), validation_percent=NO_VALIDATION).read_by(ReadPolicy(on_failure="skip"))
+    counts = source.count("train") if is_counted else None
+    dataset = source.dataset(Reading("train", 0, 1, 0, True, num_epochs=None), counts)
+    path.unlink()
+    chunk_reader.KEPT.forget_of(source._read._owner)  # as of a corpus larger than what is kept
+    with pytest.raises(InputError) as refusal:
+        next(iter(dataset))
+    assert str(refusal.value).startswith(
+        f"The corpus {path} has no document that can be read for data shard 0 of 1 in split 'train', since 1 unit(s) of"
+        f" it are skipped, such as {path}["
+    )
+    assert str(refusal.value).endswith(
+        "cannot be read (No such file or directory); check the file and its permissions."
+    )
 
 
 def _cut_by_copies(text: bytes, most: int) -> list[bytes]:
