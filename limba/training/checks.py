@@ -11,7 +11,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from limba.config import ConfigError, DataConfig, InputError, RunConfig, reason_of
+from limba.config import ConfigError, DataConfig, InputError, RunConfig, reason_of, without_credentials
 from limba.config.errors import is_out_of_memory
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
@@ -122,8 +122,9 @@ def facts_of_data(task: Provider, config: DataConfig) -> dict[str, str]:
             names = list(part.source.list_shards(config.train_split))
             facts |= {f"the corpus part {name} of {part.name}": "" for name in names}
             for mark in part.source.marks(config.train_split):
-                if "://" not in mark.path:
-                    facts[f"the file {mark.path} of {part.name} with content"] = f"{mark.size:,} bytes {mark.content}"
+                name = f"the file {without_credentials(mark.path)} of {part.name} with content"
+                size = "an unknown number of" if mark.size is None else f"{mark.size:,}"
+                facts[name] = f"{size} bytes {mark.content}"
             order = hashlib.blake2b("\n".join(names).encode(), digest_size=6).hexdigest()
             facts[f"the order of the corpus of {part.name}"] = order
     return facts

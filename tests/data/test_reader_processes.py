@@ -125,6 +125,62 @@ def test_a_process_that_is_gone_is_started_again_with_the_next_row(once, monkeyp
         assert any(re.search(wanted, message) for message in said), said
 
 
+@pytest.mark.slow
+def test_a_process_reads_what_the_run_has_listed_and_no_text_that_was_edited_since(tmp_path) -> None:
+    def write(name: str, word: str) -> None:
+        (tmp_path / name).write_text("".join(f"{number:04} {word} {word} {word}\n" for number in range(3000)))
+
+    for name in ("b.txt", "c.txt"):
+        write(name, "words")
+    data = DataConfig(
+        "demo_span_corruption", {"inputs": 64}, 8, "byte", data_files=f"{tmp_path}/*.txt", num_data_shards=4,
+        num_reader_processes=2, task_modules=("tasks.demo",), on_changed_corpus="new_epoch",
+    )  # fmt: skip
+    task, lengths, alone = opened(data)
+    with contextlib.closing(alone), contextlib.closing(open_stream(task, lengths, data, range(4))) as apart:
+        write("a.txt", "more")  # before a process looks for files
+        np.testing.assert_array_equal(taken(apart, 3), taken(alone, 3))
+        positions = apart.positions()
+        assert positions == alone.positions()
+        taken(apart, 2)
+        apart.begin(0, positions)  # as a run that goes back
+        first, second = readers()
+        stop(first, signal.SIGKILL)
+        np.testing.assert_array_equal(taken(apart, 3), taken(alone, 3))
+        positions = apart.positions()
+        assert positions == alone.positions()
+        write("b.txt", "other")
+        stop(second, signal.SIGKILL)
+        wanted = r"b\.txt has changed while the run reads it: [\d,]+ bytes as then, with other content; start the same"
+        for _ in range(2):
+            with pytest.raises(InputError, match=wanted):
+                next(apart)
+        kept = apart.positions()  # what was trained can be saved
+        assert {shard: position["place"] for shard, position in kept.items()} == {
+            shard: position["place"] for shard, position in positions.items()
+        }
+
+
+def test_positions_of_processes_that_have_opened_different_text_are_never_given(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "a.txt"
+    parts = []
+    for word in ("words", "other"):
+        path.write_text(f"some {word}\n" * 900)
+        data = DataConfig("demo_span_corruption", {"inputs": 64}, 8, "byte", data_files=str(path), num_data_shards=2)
+        _, lengths, stream = opened(data, [len(parts)])
+        with contextlib.closing(stream):
+            parts.append(stream.positions())
+    assert parts[0][0]["about"] != parts[1][1]["about"]
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with contextlib.closing(ReaderProcesses(Opening(data, lengths, {}, (0, 1), 2))) as apart:
+        monkeypatch.setattr(apart, "_asked", lambda name: parts)
+        for _ in range(2):
+            with pytest.raises(InputError, match="^Data shards 0 and 1 read different text, as if the corpus had chan"):
+                apart.positions()
+        with pytest.raises(InputError, match="Data shards 0 and 1 read different text"):
+            next(apart)
+
+
 def test_a_process_that_fails_in_its_start_is_not_started_again(monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     data = DataConfig("demo_span_corruption", {"inputs": 64}, 8, "byte")

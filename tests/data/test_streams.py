@@ -1,5 +1,6 @@
 """Batches are the same after a restart and on any number of hosts; shards differ; what cannot work is refused."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -18,15 +19,26 @@ from sentencepiece import sentencepiece_model_pb2
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import DataConfig, InputError
 from limba.data import run_data as validation
-from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
+from limba.data.deal import deal_of
+from limba.data.objectives import (
+    SUPERVISED,
+    derive_lengths,
+    restore_diacritics,
+    span_corruption,
+    tokenize_documents,
+)
+from limba.data.registry import Feature, Task
 from limba.data.sources import FileSource, HubSource, readers
+from limba.data.stream import shard as shards
 from limba.data.stream import streams
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import check_sources, pinned, resolve_task, revisions
+from limba.data.vocabulary import ByteVocabulary
 from limba.training import placement
 from tests.data.text_files import write
 
 ROOT = Path(__file__).parent.parent.parent
+FEATURES = {name: Feature(ByteVocabulary(100)) for name in ("inputs", "targets")}
 
 
 @pytest.fixture
@@ -86,6 +98,45 @@ def test_a_fresh_process_resumes_bit_for_bit(config, tmp_path):
     command = [sys.executable, "-c", IN_A_FRESH_PROCESS, json.dumps(choices), str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     np.testing.assert_array_equal(np.load(tmp_path / "again.npy"), expected)
+
+
+@pytest.mark.parametrize("in_tensorflow", [False, True])
+def test_preprocessors_that_make_no_row_are_one_sentence(in_tensorflow, tmp_path, monkeypatch):
+    """An endless reading of Greek for letters of Romanian; no row is waited for after so many documents."""
+
+    def none(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return dataset.filter(lambda _: False)
+
+    steps = [none] if in_tensorflow else []
+    path = write(tmp_path / "greek.txt", ["Καλημέρα κόσμε"] * 200)
+    task = Task(
+        "greek",
+        FileSource(str(path), validation_percent=0.0),
+        FEATURES,
+        [*steps, restore_diacritics("ro"), *SUPERVISED],
+    )
+    data = DataConfig("greek", {"inputs": 32, "targets": 32}, 2, num_data_shards=1)
+    monkeypatch.setattr(shards, "MOST_IN_TENSORFLOW", 1000)
+    monkeypatch.setattr(shards, "MOST_WITHOUT_ROW", 1000)
+    deal = deal_of(task, data.task_feature_lengths, data, wants_epochs=False)
+    stream = streams.TrainStream(task, data.task_feature_lengths, data, [0], deal=deal)
+    with contextlib.closing(stream), pytest.raises(InputError) as refusal:
+        next(stream)
+    assert str(refusal.value) == (
+        f"The corpus {path} gives no row: the preprocessors of task greek have made none of the 1,000 documents that"
+        " data shard 0 has read of it, in 5 epoch(s); give text that they keep, or other preprocessors."
+    )
+
+
+def test_a_row_may_need_more_epochs_of_a_small_text_than_documents_are_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MOST_WITHOUT_ROW", 10)
+    path = write(tmp_path / "small.txt", ["a", "b"])
+    source = FileSource(str(path), validation_percent=0.0)
+    task = Task("small", source, FEATURES, [tokenize_documents, span_corruption])
+    data = DataConfig("small", {"inputs": 32}, 2, num_data_shards=1)
+    stream = streams.TrainStream(task, derive_lengths(task, data.task_feature_lengths), data, [0])
+    with contextlib.closing(stream):
+        assert next(stream)[0]["inputs"].shape == (2, 32)
 
 
 def test_positions_of_other_data_are_refused(config):

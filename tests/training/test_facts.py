@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+from fsspec import get_filesystem_class
 
 import tasks.demo  # noqa: F401  registers the task
 from limba.config import DataConfig
@@ -16,6 +17,7 @@ from limba.data.sources.units import UnitSource
 from limba.data.tasks import resolve_task
 from limba.sharding import consistency
 from limba.training.checks import facts_of_data
+from tests.bucket_server import emulated
 
 LINE = '{"text": "line %d of a text"}\n'
 
@@ -67,6 +69,17 @@ def test_another_text_of_the_same_size(where: str, data: DataConfig, tmp_path: P
     assert path.stat().st_size == len(text)
     (name,) = consistency.differing(facts(data), first)
     assert name == f"the file {path} of demo_span_corruption with content"
+
+
+def test_another_object_of_the_same_size(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_bucket = dataclasses.replace(data, data_files="gs://bucket/*.jsonl")
+    with emulated(monkeypatch) as server:
+        server.put("bucket", "a.jsonl", (LINE % 1).encode())
+        first = facts(in_bucket)
+        server.put("bucket", "a.jsonl", (LINE % 2).encode())
+        get_filesystem_class("gs").clear_instance_cache()  # of another host
+        (name,) = consistency.differing(facts(in_bucket), first)
+    assert name == "the file gs://bucket/a.jsonl of demo_span_corruption with content"
 
 
 def test_another_order_of_the_same_parts(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,14 +89,14 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self.changed or self.appeared or self.vanished)
 
-    def sentence(self, step: int) -> str:
-        """Returns what has changed since a step, file by file; without a period.
+    def sentence(self, since: str) -> str:
+        """Returns what has changed, such as "since step 110", file by file; without a period.
 
         >>> then, now = Mark("corpus/a.jsonl.gz", 1234, "65536:ab"), Mark("corpus/a.jsonl.gz", 2345, "65536:cd")
-        >>> Changes([(then, now)], appeared=[Mark("corpus/b.jsonl.gz", 5, None)]).sentence(110)
+        >>> Changes([(then, now)], appeared=[Mark("corpus/b.jsonl.gz", 5, None)]).sentence("since step 110")
         'corpus/a.jsonl.gz has changed since step 110: 1,234 bytes then, 2,345 now; 1 file appeared: corpus/b.jsonl.gz'
         """
-        parts = [_change(then, now, step) for then, now in self.changed[:NAMED_FILES]]
+        parts = [_change(then, now, since) for then, now in self.changed[:NAMED_FILES]]
         if len(self.changed) > NAMED_FILES:
             parts.append(f"{len(self.changed) - NAMED_FILES:,} more files have changed")
         for marks, verb in ((self.appeared, "appeared"), (self.vanished, "vanished")):
@@ -105,16 +105,16 @@ class Changes:
                 more = ", …" if len(marks) > NAMED_FILES else ""
                 parts.append(f"{len(marks):,} file{'s' if len(marks) > 1 else ''} {verb}: {names}{more}")
         if not self.changed and parts:
-            parts[0] = f"The corpus has changed since step {step:,}: {parts[0]}"
+            parts[0] = f"The corpus has changed {since}: {parts[0]}"
         return "; ".join(parts)
 
 
-def _change(then: Mark, now: Mark, step: int) -> str:
+def _change(then: Mark, now: Mark, since: str) -> str:
     if then.size == now.size and then.size is not None:
         sizes = f"{then.size:,} bytes as then, with other content"
     else:
         sizes = f"{_bytes(then.size)} then, {_bytes(now.size).removesuffix(' bytes')} now"
-    return f"{without_credentials(now.path)} has changed since step {step:,}: {sizes}"
+    return f"{without_credentials(now.path)} has changed {since}: {sizes}"
 
 
 def _bytes(size: int | None) -> str:

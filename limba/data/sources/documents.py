@@ -15,12 +15,12 @@ import abc
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from limba.config import InputError
-from limba.data.dataset import TEXT, Dataset, Document, Item, Place
+from limba.data.dataset import TEXT, Dataset, Derived, Document, Item, Place
 from limba.data.sources import order
 from limba.data.sources.notices import say_once
 from limba.data.sources.order import Counts, Reading
@@ -28,6 +28,7 @@ from limba.data.sources.splits import Splits
 
 MOST_EMPTY_UNITS = 10_000  # in a row, of a shard with fewer units; seconds
 CLOSED = -1  # in a place: no part is open there
+T = TypeVar("T")
 Chosen = list[tuple[int, bytes]]  # documents of a chunk with their row in it, in the order in which a shard reads them
 
 
@@ -42,7 +43,7 @@ class Part(NamedTuple):
 class Share(abc.ABC):
     """What one shard reads of each epoch."""
 
-    most_empty = math.inf  # parts without a document in a row, of an endless reading
+    most_empty: int  # parts without a document in a row, of an endless reading
 
     def __init__(self, source: Splits, reading: Reading):
         self.source = source
@@ -66,9 +67,9 @@ class Share(abc.ABC):
     def epochs(self, epoch: int, num_read: int, num_ended: int) -> float:
         """Returns the epochs read, after so many documents of all epochs, and parts of this one that have ended."""
 
+    @abc.abstractmethod
     def no_document(self) -> InputError:
         """Returns the error for a shard that finds none in `most_empty` parts."""
-        raise NotImplementedError
 
 
 class _OpenPart:
@@ -83,7 +84,8 @@ class _OpenPart:
 
     def next_document(self) -> tuple[int, int, dict[str, bytes]] | None:
         """Returns row, piece and element of the next document; None at the end of the part."""
-        while self._documents is None or self.given == len(self._documents):
+        # A chunk may have fewer documents than were given of it: its file was edited, or a part of it is skipped now.
+        while self._documents is None or self.given >= len(self._documents):
             if self._documents is not None:
                 self.chunk += 1
                 self.given = 0
@@ -108,6 +110,17 @@ class Documents(Dataset):
     def __init__(self, share: Share):
         super().__init__(dict.fromkeys(share.source.keys, TEXT))
         self._share = share
+        self._most_without_example = math.inf
+        self.has_example = False  # of an `examples` data set
+
+    def examples(self, examples: Dataset[T], most_documents: int) -> Dataset[T]:
+        """Returns the examples that preprocessors make of these documents.
+
+        An endless reading raises InputError at the end of an epoch if so many documents, and all since the beginning,
+        have made none: it would go on for ever.
+        """
+        self._most_without_example = most_documents
+        return _Examples(self, examples)
 
     def read(self, place: Place = None) -> Iterator[Item]:
         """Yields the documents.
@@ -125,6 +138,8 @@ class Documents(Dataset):
         counts = list(begun["open"]) or [CLOSED] * (3 * width)
         num_empty = 0  # parts since the last document
         for number in range(begun["epoch"], len(reading.epochs)):
+            if reading.is_endless and num_read >= self._most_without_example and not self.has_example:
+                raise self._no_example(num_read, number)
             epoch = reading.epochs[number]
             parts = share.parts(epoch)
             opened: list[_OpenPart | None] = [None] * width
@@ -167,6 +182,31 @@ class Documents(Dataset):
             turn = 0
             counts = [CLOSED] * (3 * width)
 
+    def _no_example(self, num_read: int, num_epochs: int) -> InputError:
+        reading = self._share.reading
+        return InputError(
+            f"{self._share.source.name} gives no row: the preprocessors of task {reading.name} have made none of the"
+            f" {num_read:,} documents that data shard {reading.shard} has read of it, in {num_epochs:,} epoch(s); give"
+            " text that they keep, or other preprocessors."
+        )
+
+
+class _Examples(Derived[T, T]):
+    """Examples, the first of which is noted for the documents that they are made of."""
+
+    def __init__(self, documents: Documents, parent: Dataset[T]):
+        super().__init__(parent, None, parent.cardinality)
+        self._documents = documents
+
+    def read(self, place: Place = None) -> Iterator[Item[T]]:
+        items = self._parent.read(place)
+        if place is None:
+            for item in itertools.islice(items, 1):
+                self._documents.has_example = True
+                yield item
+        self._documents.has_example = True
+        yield from items
+
 
 class _UnitShare(Share):
     """A share of the units of files."""
@@ -174,6 +214,28 @@ class _UnitShare(Share):
     def __init__(self, source: Splits, reading: Reading):
         super().__init__(source, reading)
         self.units = source.units(reading.split)
+
+    def _most_empty(self, count: int) -> int:
+        """Returns `most_empty` of a shard that reads so many parts in an epoch.
+
+        A long line makes many empty units, and by chance a shard may have none but these in several epochs.
+        """
+        return 2 * count + max(order.INTERLEAVED_UNITS, min(64 * count, MOST_EMPTY_UNITS))
+
+    def no_document(self) -> InputError:
+        reading = self.reading
+        shard = f"data shard {reading.shard} of {reading.num_shards} in split {reading.split!r}"
+        if skipped := self.source.skipped:
+            unit, reason = skipped[0]
+            return InputError(
+                f"{self.source.name} has no document that can be read for {shard}, since {len(skipped):,} unit(s) of it"
+                f" are skipped, such as {unit} {reason}"
+            )
+        return InputError(
+            f"{self.source.name} has no document for {shard}; set DataConfig.num_data_shards lower, or give more"
+            " documents.",
+            fix=order.fewer_shards(reading.shard),
+        )
 
 
 class WholeUnits(_UnitShare):
@@ -197,8 +259,7 @@ class WholeUnits(_UnitShare):
                 f"{source.name} holds no document in split {reading.split!r}; give files with text in them."
             )
         self.width = min(self.width, max(self._count, 1))
-        # A long line makes many empty units, and by chance a shard may have none but these in several epochs.
-        self.most_empty = 2 * self._count + max(order.INTERLEAVED_UNITS, min(64 * self._count, MOST_EMPTY_UNITS))
+        self.most_empty = self._most_empty(self._count)
 
     def parts(self, epoch: int) -> Sequence[Part]:
         reading = self.reading
@@ -221,14 +282,6 @@ class WholeUnits(_UnitShare):
 
     def epochs(self, epoch: int, num_read: int, num_ended: int) -> float:
         return epoch + num_ended / self._count
-
-    def no_document(self) -> InputError:
-        reading = self.reading
-        return InputError(
-            f"{self.source.name} has no document for data shard {reading.shard} of {reading.num_shards} in split"
-            f" {reading.split!r}; set DataConfig.num_data_shards lower, or give more documents.",
-            fix=order.fewer_shards(reading.shard),
-        )
 
 
 class Dealt:
@@ -260,6 +313,7 @@ class DealtUnits(_UnitShare):
         self._starts = [[0, *itertools.accumulate(chunks)] for chunks in counts.chunks]
         self._seen: dict[int, list[int]] = {}  # unit -> documents before each chunk, where they were not counted
         self._dealt = Dealt(reading, counts)
+        self.most_empty = self._most_empty(len(self.units) // reading.num_shards + 2)
 
     def parts(self, epoch: int) -> Sequence[Part]:
         reading = self.reading

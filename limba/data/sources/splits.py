@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 from limba.config import ConfigError, InputError
 from limba.data.sources import columns, listing, readers
@@ -37,6 +37,13 @@ _NOT_SPACE = re.compile(rb"\S")
 Column = str | Mapping[str, str]
 # Turns a row's text into any number of documents.
 Rewrite = Callable[[bytes], Sequence[bytes]]
+
+
+class Listing(NamedTuple):
+    """The patterns of a corpus's splits, and the files of one of them, as one process has found them."""
+
+    patterns: Mapping[str, Sequence[str]]
+    files: Sequence[File]
 
 
 class Splits:
@@ -154,6 +161,16 @@ class Splits:
     def listed(self, split: str) -> list[File]:
         """Returns the split's files, in order."""
         return self._listed(self.patterns_of_split(split))
+
+    def listing(self, split: str) -> Listing:
+        """Returns the split's files for another process, which must read the same ones."""
+        return Listing(self._patterns, self.listed(split))
+
+    def read_listed(self, split: str, listing: Listing) -> None:
+        """Reads the files that another process has listed, and none that has appeared since."""
+        self._patterns = listing.patterns
+        with self._lock:
+            self._files[tuple(self.patterns_of_split(split))] = list(listing.files)
 
     def sizes(self, split: str) -> list[int] | None:
         """Returns the documents of each unit, as the files say themselves; None where they do not."""

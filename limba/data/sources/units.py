@@ -36,7 +36,7 @@ class UnitSource(Splits):
         """
         return self.dataset(Reading(split, shard, num_shards, seed, shuffle, num_epochs))
 
-    def dataset(self, reading: Reading, counts: Counts | None = None, offset: int = 0) -> Dataset:
+    def dataset(self, reading: Reading, counts: Counts | None = None, offset: int = 0) -> Documents:
         """Returns the elements of `documents`; counted ones are dealt evenly, one by one, not in whole units.
 
         `offset` is then the number of the first document of all epochs.

@@ -113,7 +113,7 @@ class DataPositions:
         if not saved:
             return Resumption(saved, None, ())
         step = max(each.batch + each.stage.get("begins", 0) for each in saved.values())
-        sentence, notes = self._compared(saved, step)
+        sentence, notes = self._compared(saved, f"since step {step:,}")
         if not sentence:
             return Resumption(saved, None, notes)
         if self._config.on_changed_corpus == "refuse":
@@ -131,6 +131,22 @@ class DataPositions:
         note = f"{sentence}. A new pass over the current files begins, with epoch {numbers}."
         return Resumption(saved, first, (note,), sentence)
 
+    def check_unchanged(self, positions: Mapping[int, Position]) -> Resumption:
+        """Opens positions of a run that has not ended, and returns how to read on from them.
+
+        Raises InputError for a changed corpus, whatever `on_changed_corpus` says: the run's other processes read it as
+        it was. These may be the positions of some shards only.
+        """
+        saved = {shard: opened(position, shard) for shard, position in positions.items()}
+        if all(each.about == self._about for each in saved.values()):
+            return Resumption(saved, None, ())
+        when = "while the run reads it"
+        sentence, _ = self._compared(saved, when)
+        advice = "restore the original files, and start the same command again"
+        if self._config.on_changed_corpus == "new_epoch":
+            advice = "start the same command again, which begins a new pass over the current files"
+        raise InputError(f"{sentence or _other_units(when)}; {advice}.")
+
     def _check_identity(self, shard: int, position: Position) -> None:
         """Raises InputError if a position belongs to the data of another stream."""
         identity = position["about"]
@@ -143,8 +159,8 @@ class DataPositions:
                     "the data from the beginning."
                 )
 
-    def _compared(self, saved: Mapping[int, Saved], step: int) -> tuple[str, list[str]]:
-        """Returns (what has changed in the corpus since the step, sentences for the log)."""
+    def _compared(self, saved: Mapping[int, Saved], since: str) -> tuple[str, list[str]]:
+        """Returns (what has changed in the corpus, such as "since step 110"; sentences for the log)."""
         identity = next(iter(saved.values())).about
         now = _corpora_of(self._sources, self._config.train_split, identity["end_bytes"])
         all_changes = Changes()
@@ -160,18 +176,17 @@ class DataPositions:
                 all_changes.appeared += some.appeared
                 all_changes.vanished += some.vanished
         if all_changes or identity["corpus"] != self._layout:
-            other_units = f"The corpus has changed since step {step:,}: it has other files or units"
-            return all_changes.sentence(step) or other_units, []
+            return all_changes.sentence(since) or _other_units(since), []
         if identity["files"] != now.digest:
             notes.append(
-                f"The content of the corpus's files at step {step:,} is not known here: they are taken as unchanged,"
-                " since their names and sizes are."
+                f"Whether the content of the corpus's files has changed {since} is not known here: they are taken as"
+                " unchanged, since their names and sizes are."
             )
         if all_changes.touched:
             first = all_changes.touched[0].path
             notes.append(
-                f"{len(all_changes.touched):,} file(s) of the corpus have another time of change than at step {step:,},"
-                f" such as {first}: they are taken as unchanged, since size, beginning and end are the same."
+                f"{len(all_changes.touched):,} file(s) of the corpus have another time of change {since}, such as"
+                f" {first}: they are taken as unchanged, since size, beginning and end are the same."
             )
         return "", notes
 
@@ -258,6 +273,22 @@ def advanced(position: Position, num_batches: int) -> Position:
     A resumed run makes these batches, and leaves them out.
     """
     return {**position, "skip": position.get("skip", 0) + num_batches}
+
+
+def check_one_corpus(positions: Mapping[int, Position]) -> None:
+    """Raises InputError if positions that are saved together belong to different data."""
+    first = min(positions, default=0)
+    for shard, position in sorted(positions.items()):
+        if position["about"] != positions[first]["about"]:
+            raise InputError(
+                f"Data shards {first} and {shard} read different text, as if the corpus had changed while the processes"
+                " of the run opened it, so no position in it can be saved; start the same command again when nothing"
+                " writes to the corpus any more."
+            )
+
+
+def _other_units(since: str) -> str:
+    return f"The corpus has changed {since}: it has other files or units"
 
 
 def _corpora_of(sources: Mapping[str, UnitSource], split: str, end_bytes: Mapping[str, int]) -> Corpora:

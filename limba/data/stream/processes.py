@@ -8,6 +8,7 @@ that is killed.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -28,11 +29,13 @@ from limba.config.environment import console
 from limba.data import task_modules
 from limba.data.dataset import Document
 from limba.data.deal import WHOLE_UNITS, Deal
+from limba.data.sources.fingerprints import File
+from limba.data.sources.splits import Listing
 from limba.data.stream.names import BatchDocuments
-from limba.data.stream.positions import Position, PositionError, advanced
+from limba.data.stream.positions import Position, PositionError, advanced, check_one_corpus
 from limba.data.stream.shard import Recipe, Rows
 from limba.data.stream.streams import Stream, TrainStream
-from limba.data.tasks import pinned, resolve_task
+from limba.data.tasks import pinned, resolve_task, unit_sources
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +68,9 @@ class Opening(NamedTuple):
 class _Reader:
     """One process that reads some of the shards, and the next one in its place when it ends or stands still."""
 
-    def __init__(self, opening: Opening):
+    def __init__(self, opening: Opening, listings: str):
         self.opening = opening
+        self._listings = listings  # JSON
         self.deaths = 0  # without a batch between
         self.lost: Exception | None = None  # why no further process is started
         self.start()
@@ -75,12 +79,16 @@ class _Reader:
         """Starts a process, which opens the stream at its beginning."""
         environment = {**LARGE_PAGES, **os.environ, **NO_DEVICES, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.connection, theirs = Pipe()
-        with theirs:
+        # There may be very many files: a pipe would be full, and this process wait, until the other one reads it.
+        with theirs, open(os.memfd_create("limba-listings"), "w+") as listings:
+            listings.write(self._listings)
+            listings.seek(0)
             command = [sys.executable, "-m", "limba.data.stream.reader", str(theirs.fileno())]
             # Its own session: Ctrl-C and a closed terminal reach the run only, which still needs what is read.
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True, stderr=console()
-            )
+                command, stdin=listings, pass_fds=[theirs.fileno()], env=environment, start_new_session=True,
+                stderr=console(),
+            )  # fmt: skip
         self.is_open = False
         self.send(self.opening)
 
@@ -105,7 +113,7 @@ class _Reader:
 
     def go_to(self, positions: Mapping[int, Position] | None, num_batches: int) -> None:
         """Sets a new process to the batch so many after the positions, or after the beginning."""
-        calls = [("begin", (0, positions))] if positions else []
+        calls = [("read_on", (positions,))] if positions else []
         for call in (*calls, *[("__next__", ())] * num_batches):
             self.send(call)
             answer = self.receive()
@@ -125,23 +133,27 @@ class ReaderProcesses(Stream):
 
     The constructor starts the processes; the first call waits for them. One that is killed, or gives no answer for
     twice as long as all attempts of one read may take, is started again: it goes to the last data positions, which
-    are asked for from time to time, and makes the batches since again. After three ends without a batch between the
-    call raises RestartError, or InputError if there was no batch at all; what was trained can still be saved.
+    are asked for from time to time, and makes the batches since again. Where the corpus has changed since these, the
+    call raises InputError. After three ends without a batch between it raises RestartError, or InputError if there was
+    no batch at all. What was trained can still be saved.
     """
 
-    def __init__(self, opening: Opening, recipe: Recipe | None = None):
-        """`recipe` is what the processes read by; without it documents have no names."""
+    def __init__(self, opening: Opening, recipe: Recipe | None = None, listings: Mapping[str, Listing] | None = None):
+        """`recipe` is what the processes read by; without it documents have no names.
+
+        They read the files of `listings`, by task, so that all have the same corpus; without it each looks for them.
+        """
         self._opening = opening
         self._shards = opening.shards
         self._recipe = recipe
         parts = (opening.shards[first :: opening.num_processes] for first in range(opening.num_processes))
-        self._readers = [_Reader(opening._replace(shards=part)) for part in parts]
+        as_json = _listings_as_json(listings or {})
+        self._readers = [_Reader(opening._replace(shards=part), as_json) for part in parts]
         # Seconds for an answer, and for a start up to where the last process was; 0 until the first batch.
         self._began = time.monotonic()
         self._limit = 0.0
         self._start_limit = 0.0
-        self._begin: Mapping[int, Position] | None = None  # what `begin` was given
-        self._kept: dict[int, Position] | None = None  # later positions, and
+        self._kept: dict[int, Position] | None = None  # the last positions, and
         self._since = 0  # the batches taken since them, or since the beginning
         self._keep_at = 0.0
         self._documents: dict[int, list[Sequence[Document]]] = {}
@@ -181,7 +193,7 @@ class ReaderProcesses(Stream):
         reader.start()
         try:
             reader.set_limit(self._start_limit)
-            reader.go_to(self._kept or self._begin, self._since)
+            reader.go_to(self._kept, self._since)
             reader.set_limit(self._limit)
         except (EOFError, OSError) as again:
             self._start_again(reader, again)
@@ -197,12 +209,12 @@ class ReaderProcesses(Stream):
         return answers
 
     def __next__(self) -> dict[int, Rows]:
-        if self._failed:
-            raise self._failed
-        if self._since and time.monotonic() > self._keep_at:
+        if not self._failed and self._since and time.monotonic() > self._keep_at:
             self._keep_at = time.monotonic() + KEEP_SECONDS
             with contextlib.suppress(InputError, RestartError):  # the next save says it
                 self.positions()
+        if self._failed:
+            raise self._failed
         self._call_all("wait")  # most errors come before any process has moved on
         parts = self._asked("next_with_documents")
         if failed := [part for part in parts if isinstance(part, Exception)]:
@@ -245,7 +257,10 @@ class ReaderProcesses(Stream):
         return self._in_order(self._call_all("empty"))
 
     def positions(self) -> dict[int, Position]:
-        """Returns each shard's data position after the batches taken; if a process is lost by the last one."""
+        """Returns each shard's data position after the batches taken; if a process is lost by the last one.
+
+        Raises InputError, and so does the next batch, if the processes have opened different text.
+        """
         began = time.monotonic()
         parts = self._asked("positions")
         for number, (reader, part) in enumerate(zip(self._readers, parts, strict=True)):
@@ -253,7 +268,13 @@ class ReaderProcesses(Stream):
                 if self._kept is None or not (self._failed or reader.lost):
                     raise self._failed or part
                 parts[number] = {shard: advanced(self._kept[shard], self._since) for shard in reader.opening.shards}
-        self._kept = self._in_order(parts)
+        positions = self._in_order(parts)
+        try:
+            check_one_corpus(positions)
+        except InputError as error:
+            self._failed = error
+            raise
+        self._kept = positions
         self._since = 0
         now = time.monotonic()
         self._keep_at = now + max(KEEP_SECONDS, KEEP_SHARE * (now - began))
@@ -265,7 +286,7 @@ class ReaderProcesses(Stream):
     def begin(self, step: int, positions: Mapping[int, Position] | None = None) -> None:
         if positions is not None:
             self._call_all("begin", step, dict(positions))
-            self._begin = dict(positions)
+            self.positions()  # where a process that is started again reads on, in the same pass
 
     def _living(self, name: str) -> list[tuple[_Reader, Any]]:
         """Returns the results of the processes that can be asked."""
@@ -309,17 +330,18 @@ class ReaderProcesses(Stream):
 
 
 def serve(file_descriptor: int) -> None:
-    """Serves calls of a stream's methods until the other end of the pipe is closed."""
+    """Serves calls of a stream's methods until the other end of the pipe is closed; stdin has the files to read."""
     with (
         contextlib.suppress(BrokenPipeError, ConnectionResetError),
         Connection(file_descriptor) as connection,
         contextlib.ExitStack() as stack,
     ):
+        listings = _listings_of_json(sys.stdin.read())
         opening = connection.recv()
         stream: list[TrainStream] = []
 
         def opened() -> None:
-            stream.append(stack.enter_context(contextlib.closing(_open(opening))))
+            stream.append(stack.enter_context(contextlib.closing(_open(opening, listings))))
 
         connection.send(_outcome(opened))
         while stream:
@@ -331,9 +353,28 @@ def serve(file_descriptor: int) -> None:
             connection.send(_outcome(lambda call=call, arguments=arguments: call(*arguments)))
 
 
-def _open(opening: Opening) -> TrainStream:
+def _listings_as_json(listings: Mapping[str, Listing]) -> str:
+    return json.dumps(
+        {
+            task: [dict(listing.patterns), [[file.path, file.size, file.version] for file in listing.files]]
+            for task, listing in listings.items()
+        }
+    )
+
+
+def _listings_of_json(text: str) -> dict[str, Listing]:
+    return {
+        task: Listing(patterns, [File(*parts) for parts in files])
+        for task, (patterns, files) in json.loads(text).items()
+    }
+
+
+def _open(opening: Opening, listings: Mapping[str, Listing]) -> TrainStream:
     task_modules.import_all(opening.config.task_modules)
     task = pinned(resolve_task(opening.config, opening.directory), opening.revisions)
+    sources = unit_sources(task)
+    for name, listing in listings.items():
+        sources[name].read_listed(opening.config.train_split, listing)
     return TrainStream(task, opening.lengths, opening.config, opening.shards, opening.num_processes, opening.deal)
 
 

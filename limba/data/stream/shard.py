@@ -16,9 +16,11 @@ from limba.data import bridge, user_code
 from limba.data.dataset import TOKENS, Dataset, Document, Item, Mixed, Place, rows_per_block
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.draws import Draws
-from limba.data.objectives.choice import examples_of
+from limba.data.objectives.choice import examples_of, is_without_tensorflow
+from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import matrices, rows_of
 from limba.data.registry import Mixture, Task
+from limba.data.sources.documents import Documents
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, advice_on, failure_of_code, parts_of, unit_sources
@@ -30,6 +32,8 @@ FirstEpochs = Mapping[str, int]
 
 FETCHED_ROWS = 32  # rows that are made at once
 ROWS_AHEAD = 64  # of a shard, at least a batch
+MOST_WITHOUT_ROW = 10_000  # documents of which preprocessors make none
+MOST_IN_TENSORFLOW = 100_000  # the same of preprocessors in TensorFlow, which may hold examples back to shuffle them
 MOST_TOKENS_AT_ONCE = 1 << 17  # of a shard, that one call of the tokenizer makes: half a MiB
 
 
@@ -157,7 +161,17 @@ class Recipe:
             buffered = buffered or self._buffer_of(part)
         documents.rows_per_block = rows_per_block(len(self.parts))
         examples = examples_of(part, self.lengths, documents, draws)
+        if isinstance(documents, Documents):
+            examples = documents.examples(examples, self._most_without_row(part, documents))
         return examples.shuffle(buffered, draws) if config.shuffle and buffered else examples
+
+    def _most_without_row(self, part: Task, documents: Dataset) -> int:
+        """Returns after how many documents a task must have made a row."""
+        most = MOST_WITHOUT_ROW if is_without_tensorflow(part) else MOST_IN_TENSORFLOW
+        if is_supervised(part):
+            return most
+        # Rows are made of blocks of tokens, and a document may have one token.
+        return max(most, 2 * documents.rows_per_block * sum(self.lengths.values()))
 
     @property
     def _tokens_at_once(self) -> int:

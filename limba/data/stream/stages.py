@@ -28,6 +28,7 @@ from limba.data.tasks import (
     parts_of,
     pinned_revisions,
     resolve_task,
+    unit_sources,
 )
 from limba.data.vocabulary.addresses import content_name
 
@@ -66,10 +67,11 @@ def open_stream(
     num_processes = min(config.num_reader_processes, len(shards))
     if num_processes == 1:
         return TrainStream(task, lengths, config, shards, deal=deal)
+    listings = {name: source.listing(config.train_split) for name, source in unit_sources(task).items()}
     opening = Opening(
         config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task), is_exact
     )
-    return ReaderProcesses(opening, Recipe(task, dict(lengths), config, deal))
+    return ReaderProcesses(opening, Recipe(task, dict(lengths), config, deal), listings)
 
 
 class StagedStream(Stream):

@@ -222,6 +222,16 @@ class TrainStream(Stream):
         if self._shards and self._shards[0].shard.index == 0:  # one host's one process logs them
             for note in resumption.notes:
                 logger.warning(note)
+        self._resume(resumption)
+
+    def read_on(self, positions: Mapping[int, Position]) -> None:
+        """Sets a new stream to positions of a run that has not ended; they may be of some shards only.
+
+        Raises InputError for a corpus that has changed since the run looked at it.
+        """
+        self._resume(self._positions.check_unchanged(positions))
+
+    def _resume(self, resumption: Resumption) -> None:
         aheads: list[Ahead] = []
         passing: list[Iterator[None]] = []
         for ahead in self._shards:

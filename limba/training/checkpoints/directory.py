@@ -20,6 +20,7 @@ from etils import epath
 
 from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, RestartError, StorageError
 from limba.config.waiting import waiting
+from limba.data.stream.positions import check_one_corpus
 from limba.formats import limba_checkpoint
 from limba.sharding.agreement import gather_bytes, gather_texts, own_part, together
 from limba.sharding.mesh import named_leaves
@@ -109,13 +110,13 @@ class Checkpoints:
         if step == self._current:
             return
         self._saver.wait()
-        self._current = step
         parts = {shard: json.dumps(position).encode() for shard, position in positions.items()}
         everywhere = {shard: json.loads(part) for shard, part in gather_bytes(parts).items()}
+        data = {**position_item(_data_of(self._data, step), everywhere), "notes": notes or {}}
+        self._current = step
         snapshot = arrays.take_snapshot(state, self._memory())
         memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
         self._memory = lambda: memory
-        data = {**position_item(_data_of(self._data, step), everywhere), "notes": notes or {}}
         self._saver.start(step, snapshot, data, max(self._steps, default=None))
 
     def poll(self) -> list[int]:
@@ -410,7 +411,11 @@ def check_together(path: epath.Path, how: str = "checksums") -> None:
 
 
 def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.DataItem:
-    """Returns the item `data` of a checkpoint: the positions of all shards, and which data they belong to."""
+    """Returns the item `data` of a checkpoint: the positions of all shards, and which data they belong to.
+
+    Raises InputError if they belong to different data.
+    """
+    check_one_corpus(positions)
     return {
         "task": data.mixture_or_task_name,
         "seed": data.seed,

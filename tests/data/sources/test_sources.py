@@ -17,8 +17,9 @@ import seqio
 
 from limba.config import InputError
 from limba.data.dataset import Dataset
-from limba.data.sources import ArrayRecordSource, FileSource, HubSource, readers, splits
+from limba.data.sources import ArrayRecordSource, FileSource, HubSource, chunk_reader, readers, splits
 from limba.data.sources.order import Reading
+from limba.data.sources.remote import ReadPolicy
 from tests.data.text_files import TEXTS, write, write_three_records
 
 NO_VALIDATION = 0.0
@@ -114,6 +115,23 @@ def test_position_is_restored_across_epochs(source, tmp_path):
         ]
 
 
+@pytest.mark.parametrize("how", ["edited", "unreadable", "unreadable and counted"])
+def test_a_chunk_with_fewer_documents_than_were_given_is_read_no_further(tmp_path, how):
+    """A file edited in its middle to the same length, or a line before the place that cannot be read any more."""
+    lines = [f"line {number:03}" for number in range(200)]
+    path = write(tmp_path / "c.txt", lines)
+    source = FileSource(str(path), validation_percent=NO_VALIDATION)
+    reading = Reading("train", 0, 1, 0, True, num_epochs=2)
+    counts = source.count("train") if how.endswith("counted") else None
+    *_, last = itertools.islice(source.dataset(reading, counts).read(), 150)
+    blank = b" " * 8 if how == "edited" else b"\xff" * 8
+    path.write_bytes(b"".join(blank + b"\n" if 50 <= n < 150 else f"{line}\n".encode() for n, line in enumerate(lines)))
+    again = FileSource(str(path), validation_percent=NO_VALIDATION).read_by(ReadPolicy(on_failure="skip"))
+    rest = [item.value["text"].decode() for item in again.dataset(reading, counts).read(last.place)]
+    assert rest and set(rest) <= {*lines[:50], *lines[150:]}
+    assert len(rest) == len(set(rest))  # of the second epoch
+
+
 def test_validation_is_carved_by_text_and_does_not_leak(tmp_path):
     doubled = write(tmp_path / "c.jsonl", TEXTS + TEXTS[:100])
     source = FileSource(str(doubled), validation_percent=20.0)
@@ -186,6 +204,25 @@ def test_a_shard_without_documents_says_so_instead_of_searching_for_ever(tmp_pat
     dataset = source.documents("train", shard=3, num_shards=4)
     with pytest.raises(InputError, match="num_data_shards"):
         next(iter(dataset))
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_corpus_that_vanishes_says_so_instead_of_searching_for_ever(tmp_path, is_counted):
+    path = write(tmp_path / "c.txt", TEXTS)
+    source = FileSource(str(path), validation_percent=NO_VALIDATION).read_by(ReadPolicy(on_failure="skip"))
+    counts = source.count("train") if is_counted else None
+    dataset = source.dataset(Reading("train", 0, 1, 0, True, num_epochs=None), counts)
+    path.unlink()
+    chunk_reader.KEPT.forget_of(source._read._owner)  # as of a corpus larger than what is kept
+    with pytest.raises(InputError) as refusal:
+        next(iter(dataset))
+    assert str(refusal.value).startswith(
+        f"The corpus {path} has no document that can be read for data shard 0 of 1 in split 'train', since 1 unit(s) of"
+        f" it are skipped, such as {path}["
+    )
+    assert str(refusal.value).endswith(
+        "cannot be read (No such file or directory); check the file and its permissions."
+    )
 
 
 def _cut_by_copies(text: bytes, most: int) -> list[bytes]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from limba.config import CheckpointConfig, RestartError, StorageError
+from limba.config import CheckpointConfig, InputError, RestartError, StorageError
 from limba.formats import limba_checkpoint
 from limba.sharding import preemption
 from limba.storage import lease, manifest
@@ -500,6 +500,19 @@ def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pyt
     assert {path.relative_to(tmp_path / "checkpoints").parts[0] for path in files} == {"6"}
     with opened(tmp_path) as checkpoints:
         states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
+
+
+def test_positions_in_different_text_are_never_saved_as_one(tmp_path: Path) -> None:
+    """The files of a corpus have changed between two processes' looks at them, such as two hosts'."""
+    positions = {shard: {"about": {"files": "0a"}, "batch": 20} for shard in (0, 1)}
+    other = {**positions, 1: {"about": {"files": "0b"}, "batch": 20}}
+    with opened(tmp_path) as checkpoints:
+        for _ in range(2):
+            with pytest.raises(InputError, match="^Data shards 0 and 1 read different text, .*; start the same"):
+                checkpoints.save(20, states.state(20), other)
+        assert checkpoints.steps() == []
+        checkpoints.save(20, states.state(20), positions)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["20"]
 
 
 @pytest.mark.parametrize("in_bucket", [False, True])
