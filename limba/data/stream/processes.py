@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
@@ -80,7 +81,7 @@ class _Reader:
         environment = {**LARGE_PAGES, **os.environ, **NO_DEVICES, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.connection, theirs = Pipe()
         # There may be very many files: a pipe would be full, and this process wait, until the other one reads it.
-        with theirs, open(os.memfd_create("limba-listings"), "w+") as listings:
+        with theirs, tempfile.TemporaryFile("w+") as listings:
             listings.write(self._listings)
             listings.seek(0)
             command = [sys.executable, "-m", "limba.data.stream.reader", str(theirs.fileno())]
