@@ -251,8 +251,9 @@ def _extend(state: _Beams, *, step: Step, rules: Rules, prompt_length: int) -> _
     num_ids = logits.shape[-1]
     scores = allowed.reshape(rows, beams, num_ids) + state.running_scores[..., None]
 
-    # Twice as many as beams, so that enough remain if all of the best have ended.
-    top_scores, top = jax.lax.top_k(scores.reshape(rows, beams * num_ids), 2 * beams)
+    # So many that enough remain if the best end in every possible way, as in transformers.
+    num_kept = min(max(2, 1 + len(rules.ends)) * beams, beams * num_ids)
+    top_scores, top = jax.lax.top_k(scores.reshape(rows, beams * num_ids), num_kept)
     parents = top // num_ids
     ids = (top % num_ids).astype(jnp.int32)
     candidates = jnp.take_along_axis(state.running, parents[..., None], axis=1)
@@ -281,7 +282,7 @@ def _finish(
     beams = config.num_beams
     written = (state.position + 1).astype(jnp.float32)
     # Only the best num_beams candidates may end; the others can only continue.
-    ends = ends & (jnp.arange(2 * beams) < beams)[None]
+    ends = ends & (jnp.arange(ends.shape[1]) < beams)[None]
     closed = ~state.improvable
     if config.early_stopping is True:
         closed = closed | jnp.all(state.is_finished, axis=1)

@@ -422,7 +422,7 @@ class LanguageModel(nn.Module):
         # Which tokens see those after them: all of an encoder, a prefix, or the ones that the batch marks.
         says_own_mask = "decoder_causal_attention" in batch
         both_ways = None
-        if says_own_mask and config.prefix_attention == "full":
+        if says_own_mask and (config.is_encoder or config.prefix_attention == "full"):
             both_ways = batch["decoder_causal_attention"] > 0
         mask = Mask(ids, ids, says_own_mask or not config.is_encoder, both_ways)
 

@@ -58,6 +58,22 @@ def test_beams_find_the_best_texts():
         np.testing.assert_allclose(result.scores[row], [score / len(ids) for ids, score in ranked], rtol=1e-5)
 
 
+def test_beams_go_on_beside_several_ids_that_end_a_text():
+    """Each beam ends in three ways first: of twice as many candidates as beams none went on but for one text."""
+    logits = jnp.log(jnp.array([1e-9, 0.30, 0.25, 0.20, 0.13, 0.12]))
+
+    def fixed(cache, tokens, position):
+        del position
+        return jnp.broadcast_to(logits, (len(tokens), len(logits))), cache
+
+    config = GenerationConfig(max_tokens=3, num_beams=2, num_samples=2, length_penalty=4.0, early_stopping="never")
+    rules = decoding.Rules(jnp.zeros(6, bool), config, (1, 2, 3))
+    result = decoding.generate(fixed, jnp.zeros((1, 1, 3), jnp.int32), jnp.array([[0]]), rules)
+    assert result.tokens[0].tolist() == [[4, 4, 1], [4, 5, 1]]
+    expected = [sum(np.log(np.array(part))) / 3**4 for part in ((0.13, 0.13, 0.30), (0.13, 0.12, 0.30))]
+    np.testing.assert_allclose(result.scores[0], expected, rtol=1e-4)
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 2.0])
 def test_scores_are_log_probabilities_over_the_length_to_the_penalty(penalty):

@@ -17,6 +17,7 @@ from limba.config import (
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
+    LossConfig,
     MeshConfig,
     ModelConfig,
     RunConfig,
@@ -26,6 +27,7 @@ from limba.config import (
 )  # fmt: skip
 from limba.config.errors import Open
 from limba.config.speed import CPU_GFLOPS
+from limba.model.kernels import pallas_gpu, pallas_tpu
 from limba.tools.preflight import output
 from limba.tools.preflight.checks import cost, estimate, start
 from limba.tools.preflight.checks.verdict import Line, Section
@@ -342,3 +344,23 @@ def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
     assert fits.endswith(f"at most {most:,} rows fit, and a step takes {seconds[0]:.2g} s at least.")
     (fix,) = says(run_of(rows=4096), 30.75)
     assert "Fix: config.RunConfig.num_microbatches = " in fix or "Fix: config.ModelConfig.remat = 'full'" in fix
+
+
+def test_memory_by_arithmetic_counts_what_the_step_really_computes() -> None:
+    """Whole logits where they are asked for, and scores where the kernel takes no such heads or rows."""
+    card = topology("rtx4090-1")
+
+    def gib(chips: Any = card, **changes: Any) -> float:
+        return arithmetic.memory(PlannedRun(run_of(**changes)), chips).total / GIB
+
+    many = dataclasses.replace(BASE, vocab_size=250_112)
+    whole = gib(model=many, rows=256, loss=LossConfig(logits="whole"))
+    assert whole - gib(model=many, rows=256) > 20
+    assert arithmetic.GPU_HEADS == pallas_gpu.WIDTHS
+    plain = dataclasses.replace(BASE, remat="none")
+    wider = dataclasses.replace(plain, head_dim=96, num_heads=8)  # the same width together
+    assert gib(model=wider, rows=64) > 1.3 * gib(model=plain, rows=64)
+    assert pallas_tpu.fits(arithmetic.MOST_KEYS, None) and not pallas_tpu.fits(arithmetic.MOST_KEYS + 1, None)
+    chips = topology("v4-8")
+    shorter, longer = (gib(chips, model=plain, rows=8, lengths=(length, 114)) for length in (2_048, 2_304))
+    assert longer > 2 * shorter

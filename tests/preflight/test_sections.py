@@ -17,6 +17,7 @@ from limba.data.tasks import resolve_task
 from limba.planned_run import PlannedRun
 from limba.tools.preflight import output
 from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
+from limba.tools.preflight.checks.rates import rate_warnings
 from limba.tools.preflight.checks.verdict import Line, Section, verdict
 from tests import tiny
 
@@ -89,6 +90,21 @@ def test_a_schedule_that_does_not_fit_the_run(config: RunConfig, schedule: Sched
     field, value = line.fix
     better = dataclasses.replace(schedule, **{field.partition(".")[2]: value})
     assert not list(objective.schedule_warnings(dataclasses.replace(run, optimizer=optimizer_config(schedule=better))))
+
+
+def test_a_warm_up_that_preflight_adds_leaves_the_decay_as_it_is(config: RunConfig) -> None:
+    """Another schedule's name beside a decay of 500 steps made a rate of 0 from step 500 on."""
+    schedule = ScheduleConfig("warmup_stable_decay", base_learning_rate=5e-4, warmup_steps=0, decay_steps=500)
+    run = dataclasses.replace(config, train_steps=10_000, optimizer=optimizer_config("adamw", schedule=schedule))
+    (line,) = rate_warnings(run)
+    assert line.code == "no-warm-up"
+    changes = {field.partition(".")[2]: value for field, value in line.fix}
+    assert "name" not in changes
+    warmed = dataclasses.replace(schedule, **changes)
+    better = dataclasses.replace(run, optimizer=optimizer_config("adamw", schedule=warmed))
+    rates = PlannedRun(better).learning_rates([1, 5_000, 9_499, 9_999])
+    assert rates[0] < rates[1] == rates[2] > rates[3]
+    assert not list(rate_warnings(better)) and not list(objective.schedule_warnings(better))
 
 
 def test_the_factors_of_the_linear_rate_end_where_it_says(config: RunConfig) -> None:

@@ -70,7 +70,7 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
         return
     text = f"ScheduleConfig.base_learning_rate is {schedule.base_learning_rate}: {'; '.join(faults)}."
     if no_warmup or no_decay:
-        fixes = _course(schedule, steps, no_warmup)
+        fixes = _course(schedule, steps, no_warmup, no_decay)
         base = highest if low <= highest <= high else usual
     else:
         fixes = []
@@ -91,12 +91,16 @@ def _never_falls(config: RunConfig, rates: Sequence[float], wants_course: bool) 
     return wants_course or schedule.name != "factors" or "rsqrt" not in schedule.factors
 
 
-def _course(schedule: ScheduleConfig, steps: int, no_warmup: bool) -> list[Fix]:
-    """Returns a schedule with a warm-up that falls to 0."""
+def _course(schedule: ScheduleConfig, steps: int, no_warmup: bool, no_decay: bool) -> list[Fix]:
+    """Returns a schedule with a warm-up that falls; to 0, where another one is needed for that."""
     warmup = schedule.warmup_steps
     if no_warmup or warmup >= steps / 2:
         warmup = max(1, steps // 50)
+    if not no_decay and schedule.name != "factors":
+        return [("ScheduleConfig.warmup_steps", warmup)]
     fixes: list[Fix] = [("ScheduleConfig.name", "cosine"), ("ScheduleConfig.warmup_steps", warmup)]
+    if schedule.decay_steps is not None and schedule.name != "cosine":  # there it is a length, here the last step
+        fixes.append(("ScheduleConfig.decay_steps", None))
     if schedule.final_learning_rate:
         fixes.append(("ScheduleConfig.final_learning_rate", 0.0))
     return fixes

@@ -22,6 +22,7 @@ WHOLE_LOGITS = 2 << 30  # bytes of logits, above which they come in chunks
 CHUNK = 1 << 30  # bytes of one chunk
 # As attention is computed.
 MOST_KEYS = 2_048  # of a row, in the kernel for TPUs
+GPU_HEADS = (16, 32, 64, 128)  # widths that the kernel for GPUs has
 WINDOWS_IN_LONG_ROWS = 4  # a row with as many windows is computed in blocks by the einsum
 SCORE_BYTES = 6  # of a score that is kept: float32, and its weight in bfloat16
 AGAIN_BYTES = 8  # of a score that is computed again: the gradient of its weight, in bfloat16, is held beside it
@@ -61,7 +62,7 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
     lengths = run.row_lengths
     predicted = lengths[1] if config.data.num_predicted is None else config.data.num_predicted
     logits = 4 * rows * predicted * network.vocab_size / model
-    if logits > WHOLE_LOGITS and network.has_plain_head:
+    if logits > WHOLE_LOGITS and network.has_plain_head and config.loss.logits != "whole":
         logits = CHUNK
     gradient = size * _decoder_parameters(network) / parts
     of_all_layers, of_one_layer = row_bytes(network, lengths, _has_kernels(network, lengths, chips), size)
@@ -75,10 +76,11 @@ def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, b
 
 def _has_kernels(network: ModelConfig, lengths: tuple[int, int], chips: Topology) -> bool:
     """Returns whether attention on these chips has a kernel for rows of these lengths."""
-    is_too_long = network.is_decoder_only and chips.platform == "tpu" and lengths[1] > MOST_KEYS
+    is_too_long = chips.platform == "tpu" and max(lengths) > MOST_KEYS
     if is_too_long and network.attention != "memory_efficient":
         return False
-    return chips.has_kernels
+    has_other_heads = chips.platform == "gpu" and network.head_dim not in GPU_HEADS
+    return chips.has_kernels and not has_other_heads
 
 
 def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool, size: int) -> tuple[float, float]:
@@ -168,7 +170,7 @@ def seconds_of(
     if speed is None:
         return None
     flops = batch * flops_per_sequence(network, *lengths, predicted)
-    has_kernels = chips.has_kernels and network.attention != "einsum"
+    has_kernels = _has_kernels(network, lengths, chips) and network.attention != "einsum"
     scores = 0.0 if has_kernels else batch * _scores(network, lengths)
     return step_seconds(Work(flops, scores, network.emb_dim), speed)
 
