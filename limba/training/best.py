@@ -2,18 +2,24 @@
 
 import dataclasses
 import json
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from etils import epath
 
-from limba.config import InputError, RunConfig, saved_config
+from limba.config import InputError, RestartError, RunConfig, reason_of, saved_config
 from limba.data.vocabulary.files import copies_in
+from limba.formats import limba_checkpoint
+from limba.storage.failures import limited
 from limba.storage.files import read_text, write_whole
+from limba.training.checkpoints import step_directory
 from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.state import TrainState
+
+logger = logging.getLogger(__name__)
 
 COPIED_TO_BEST = ("config.gin", saved_config.FILE, "vocabulary.model")  # model_dir/best is then read like a run
 
@@ -28,7 +34,31 @@ class Best:
         self.directory = self._run / "best"
         self._path = self.directory / "best.json"
         self._checkpoints: Checkpoints | None = None
-        self._record = _record_of(self._path) if self._path.exists() else {}
+        self._record = self._continued(_record_of(self._path)) if self._path.exists() else {}
+
+    def _continued(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Returns the record that this run goes on with: begun anew where it is about another metric or mode.
+
+        Records of older versions have no mode, and without a saved step no metric either. The last step stays, as what
+        was evaluated up to it is not judged again.
+        """
+        checkpoint = self._config.checkpoint
+        metric = record.get("metric", checkpoint.best_metric)
+        mode = record.get("mode", checkpoint.best_mode)
+        if (metric, mode) == (checkpoint.best_metric, checkpoint.best_mode):
+            return record
+        if jax.process_index() == 0:
+            logger.warning(
+                "%s is about %s (%s), and now the best step is looked for by %s (%s): the record begins anew, and what"
+                " is in %s stays until a step is saved there.",
+                self._path,
+                metric,
+                mode,
+                checkpoint.best_metric,
+                checkpoint.best_mode,
+                self.directory,
+            )
+        return {"last_step": record.get("last_step", 0)}
 
     def judge(
         self, step: int, figures: Mapping[str, float], state: TrainState, positions: Callable[[], Positions]
@@ -46,10 +76,10 @@ class Best:
             value = figures.get(name, math.nan)
             if self._is_better(value):
                 self._save(step, state, positions())
-                record |= {"metric": name, "value": value, "step": step, "figures": dict(figures), "since": 0}
+                record |= {"value": value, "step": step, "figures": dict(figures), "since": 0}
             else:
                 record["since"] = record.get("since", 0) + 1
-            record["last_step"] = step
+            record |= {"metric": name, "mode": self._config.checkpoint.best_mode, "last_step": step}
             if jax.process_index() == 0:
                 self._write()
         return self._reason_to_end(name)
@@ -87,11 +117,34 @@ class Best:
     def _save(self, step: int, state: TrainState, positions: Positions) -> None:
         """Saves the state, and waits for the commit: the record must name only steps that are complete."""
         if self._checkpoints is None:
-            config = dataclasses.replace(self._config.checkpoint, keep=1)
+            config = dataclasses.replace(self._config.checkpoint, keep=None)  # the newest need not be the best
             self._checkpoints = Checkpoints(str(self.directory), config, self._config.data, may_commit=self._may_commit)
         self._checkpoints.save(step, state, positions)
         self._checkpoints.wait()
         self._checkpoints.poll()
+        if jax.process_index() == 0:
+            self._remove_all_but(step)
+
+    def _remove_all_but(self, step: int) -> None:
+        """Removes the other steps: also later ones, which a run has saved that ended before it could record them."""
+        assert self._checkpoints is not None, "it has saved the step"
+        directory = self._checkpoints.directory
+        seconds = self._config.checkpoint.save_timeout_seconds
+
+        def remove(others: Sequence[int]) -> None:
+            for other in others:
+                self._may_commit()  # else it may be a successor's
+                step_directory.remove_step(directory, other)
+
+        try:
+            # Listed apart: a removal that stood still, and goes on later, must not see the next best step.
+            listed = limited(lambda: sorted(limba_checkpoint.steps_in(directory)), seconds, "the listing")
+            others = [other for other in listed if other != step]
+            limited(lambda: remove(others), seconds, "the removal")
+        except RestartError:  # the run's own look at its lease ends it
+            pass
+        except Exception as error:  # noqa: BLE001  the new step is good all the same
+            logger.warning("The steps beside %d in %s cannot be removed (%s).", step, directory, reason_of(error))
 
 
 def _record_of(path: epath.Path) -> dict[str, Any]:
