@@ -14,7 +14,7 @@ from limba.config import InputError, RestartError, RunConfig, reason_of, saved_c
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
 from limba.storage.failures import limited
-from limba.storage.files import read_text, write_whole
+from limba.storage.files import make_folder, read_text, try_to_write, write_whole
 from limba.training.checkpoints import step_directory
 from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.state import TrainState
@@ -25,7 +25,10 @@ COPIED_TO_BEST = ("config.gin", saved_config.FILE, "vocabulary.model")  # model_
 
 
 class Best:
-    """model_dir/best: a checkpoint, and best.json with the record, which a resumed run continues."""
+    """model_dir/best: a checkpoint, and best.json with the record, which a resumed run continues.
+
+    The record is kept in memory too: a run trains on while best.json cannot be written, and `write` tries it again.
+    """
 
     def __init__(self, config: RunConfig, may_commit: Callable[[], None] = lambda: None):
         self._config = config
@@ -34,6 +37,9 @@ class Best:
         self.directory = self._run / "best"
         self._path = self.directory / "best.json"
         self._checkpoints: Checkpoints | None = None
+        self._is_copied = True  # what stands beside the step that was saved last
+        self._is_written = True  # the record
+        self._warns = True  # where they cannot be: once in an outage
         self._record = self._continued(_record_of(self._path)) if self._path.exists() else {}
 
     def _continued(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -76,12 +82,13 @@ class Best:
             value = figures.get(name, math.nan)
             if self._is_better(value):
                 self._save(step, state, positions())
+                self._is_copied = False
                 record |= {"value": value, "step": step, "figures": dict(figures), "since": 0}
             else:
                 record["since"] = record.get("since", 0) + 1
             record |= {"metric": name, "mode": self._config.checkpoint.best_mode, "last_step": step}
-            if jax.process_index() == 0:
-                self._write()
+            self._is_written = False
+        self.write()
         return self._reason_to_end(name)
 
     def _is_better(self, value: float) -> bool:
@@ -93,13 +100,32 @@ class Best:
             return value > self._record["value"]
         return value < self._record["value"]
 
-    def _write(self) -> None:
-        """Writes the record, and the files that let model_dir/best be read like a run."""
-        for name in (*COPIED_TO_BEST, *copies_in(self._run)):
-            path = self._run / name
-            if path.exists():
-                write_whole(self.directory / name, path.read_bytes())
-        write_whole(self._path, json.dumps(self._record, indent=1) + "\n")
+    def write(self) -> None:
+        """Writes what the last attempt could not write, as while model_dir is away; called at saves, too.
+
+        The record comes last: it names only steps that are complete.
+        """
+        if jax.process_index() > 0:
+            return
+        if not self._is_copied:
+            self._is_copied = self._copy()
+        if self._is_copied and not self._is_written:
+            self._is_written = try_to_write(self._path, json.dumps(self._record, indent=1) + "\n", self._warns)
+        self._warns = self._is_copied and self._is_written
+
+    def _copy(self) -> bool:
+        """Copies the files that let model_dir/best be read like a run; returns whether it succeeded."""
+        try:
+            make_folder(self.directory)  # OSError where model_dir is away, which would seem to have no such files
+            for name in (*COPIED_TO_BEST, *copies_in(self._run)):
+                path = self._run / name
+                if path.exists():
+                    write_whole(self.directory / name, path.read_bytes())
+        except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
+            level = logging.WARNING if self._warns else logging.DEBUG
+            logger.log(level, "%s cannot be completed (%s); the run goes on.", self.directory, reason_of(error))
+            return False
+        return True
 
     def _reason_to_end(self, name: str) -> str:
         """Returns the sentence that ends the run if `EvaluationConfig.patience` is over, else ""."""
