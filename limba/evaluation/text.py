@@ -39,16 +39,16 @@ from limba.inference.token_ids import input_ids, prompt_ids
 from limba.model import Network
 from limba.model.trees import Parameters
 from limba.sharding.mesh import batch_sharding, num_batch_groups
-from limba.storage.files import make_folder, write_whole
+from limba.storage.files import make_folder, try_to_write, write_whole
 from limba.training.metrics.records import markdown_table as markdown_table
 
 
 class TextEvaluation:
     """The validation examples of a run's tasks, and their metrics. `tasks` is empty if none has metrics or examples.
 
-    The texts are written to model_dir/evaluations/<task>-<step>.jsonl, or <task>-<step>-<name>.jsonl with a `name`,
-    which overwrites no file. Raises InputError for a metric of a model's intermediates, and for examples that the model
-    cannot continue.
+    The texts are written to model_dir/evaluations/<task>-<step>.jsonl; a run goes on where they cannot be. With a
+    `name` they are a command's output, <task>-<step>-<name>.jsonl, which overwrites no file. Raises InputError for a
+    metric of a model's intermediates, and for examples that the model cannot continue.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class TextEvaluation:
         self._model = model
         self._mesh = mesh
         self._name = name
+        self._warns = True  # where texts cannot be written: once in an outage
         self._metrics_of = functools.partial(metrics_of, config=config)
         if self.tasks:
             vocabulary = published_of(task.output_features["targets"].vocabulary)
@@ -154,15 +155,18 @@ class TextEvaluation:
         return figures
 
     def _write(self, part: Task, step: int, figures: Figures, texts: Sequence[str]) -> None:
-        make_folder(self._directory)
         lines: list[dict[str, object]] = [{"figures": figures}]
         features = part.output_features
         for example, prediction in zip(self._examples[part.name], texts, strict=True):
             prompt, target = (text_of(example, name, features[name].vocabulary) for name in FEATURES)
             lines.append({"input": prompt, "target": target, "prediction": prediction})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        path = self._directory / f"{part.name}-{step}.jsonl"
-        write_whole(unused(self._directory, f"{path.stem}-{self._name}", ".jsonl") if self._name else path, text)
+        name = f"{part.name}-{step}"
+        if self._name:  # of a command, whose output it is
+            make_folder(self._directory)
+            write_whole(unused(self._directory, f"{name}-{self._name}", ".jsonl"), text)
+        else:
+            self._warns = try_to_write(self._directory / f"{name}.jsonl", text, self._warns)
 
 
 def _with_published(part: Task) -> Task:

@@ -18,7 +18,9 @@ from jax._src import distributed  # no public name: the client of the service th
 from jax.experimental import multihost_utils
 
 from limba.config import InputError, NonFiniteError, RestartError, StorageError, reason_of
+from limba.config.errors import NOT_WRITABLE
 from limba.config.waiting import waiting
+from limba.storage.failures import kind_of
 
 T = TypeVar("T")
 
@@ -155,7 +157,7 @@ def together(limit_seconds: float = LIMIT_SECONDS) -> Iterator[None]:
         failure = error
     text = ""
     if failure is not None:
-        text = json.dumps([type(failure).__name__, _sentence_of(failure)])
+        text = json.dumps([_kind_of(failure).__name__, _sentence_of(failure)])
     of_processes: list[str] = []
     try:
         of_processes = gathered("together", text, limit_seconds)
@@ -169,7 +171,17 @@ def together(limit_seconds: float = LIMIT_SECONDS) -> Iterator[None]:
             name, sentence = json.loads(of_process)
             if process > 0:  # process 0 speaks for the run, in the same sentences as a run with one process
                 sentence = f"Process {process} cannot go on: {sentence}"
-            raise ERRORS.get(name, InputError)(sentence)
+            raise ERRORS[name](sentence)
+
+
+def _kind_of(error: Exception) -> type[Exception]:
+    """Returns the one of ERRORS that has the exit status with which a process ends by this error."""
+    for kind in ERRORS.values():
+        if isinstance(error, kind):
+            return kind
+    if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+        return StorageError
+    return kind_of(error)
 
 
 def _sentence_of(error: Exception) -> str:

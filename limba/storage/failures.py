@@ -59,14 +59,14 @@ def is_of_client(error: BaseException) -> bool:
 
 
 def kind_of(error: BaseException) -> type[InputError | StorageError]:
-    """Returns the kind of error, and so the exit status, of an output that cannot be written.
+    """Returns the kind of error, and so the exit status, of an output that cannot be written, or an input not read.
 
     StorageError for a full disk, a device that fails and a server without an answer: the same command works later.
 
     >>> kind_of(OSError(28, "No space left on device")).__name__, kind_of(PermissionError(13, "no")).__name__
     ('StorageError', 'InputError')
     """
-    is_down = is_of_client(error) or isinstance(error, ConnectionError | TimeoutError)
+    is_down = is_of_client(error) or isinstance(error, StorageError | ConnectionError | TimeoutError)
     return StorageError if is_down or _error_number(error) in FULL else InputError
 
 

@@ -145,12 +145,13 @@ def as_typed_here(path: str) -> str:
     return path.removeprefix(os.path.join(os.getcwd(), ""))
 
 
-def try_to_write(path: str | os.PathLike[str], data: bytes | str) -> bool:
-    """As `write_whole`, for a file that no run should end for: returns whether it succeeds, else with a warning."""
+def try_to_write(path: str | os.PathLike[str], data: bytes | str, warns: bool = True) -> bool:
+    """As `write_whole`, for a file that no run should end for: returns whether it succeeds, else it `warns`."""
     try:
         write_whole(path, data)
     except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
-        logger.warning("%s cannot be written (%s); the run goes on.", os.fspath(path), reason_of(error))
+        level = logging.WARNING if warns else logging.DEBUG
+        logger.log(level, "%s cannot be written (%s); the run goes on.", os.fspath(path), reason_of(error))
         return False
     return True
 

@@ -2,24 +2,33 @@
 
 import dataclasses
 import json
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from etils import epath
 
-from limba.config import InputError, RunConfig, saved_config
+from limba.config import InputError, RestartError, RunConfig, reason_of, saved_config
 from limba.data.vocabulary.files import copies_in
-from limba.storage.files import read_text, write_whole
+from limba.formats import limba_checkpoint
+from limba.storage.failures import limited
+from limba.storage.files import make_folder, read_text, try_to_write, write_whole
+from limba.training.checkpoints import step_directory
 from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.state import TrainState
+
+logger = logging.getLogger(__name__)
 
 COPIED_TO_BEST = ("config.gin", saved_config.FILE, "vocabulary.model")  # model_dir/best is then read like a run
 
 
 class Best:
-    """model_dir/best: a checkpoint, and best.json with the record, which a resumed run continues."""
+    """model_dir/best: a checkpoint, and best.json with the record, which a resumed run continues.
+
+    The record is kept in memory too: a run trains on while best.json cannot be written, and `write` tries it again.
+    """
 
     def __init__(self, config: RunConfig, may_commit: Callable[[], None] = lambda: None):
         self._config = config
@@ -28,7 +37,34 @@ class Best:
         self.directory = self._run / "best"
         self._path = self.directory / "best.json"
         self._checkpoints: Checkpoints | None = None
-        self._record = _record_of(self._path) if self._path.exists() else {}
+        self._is_copied = True  # what stands beside the step that was saved last
+        self._is_written = True  # the record
+        self._warns = True  # where they cannot be: once in an outage
+        self._record = self._continued(_record_of(self._path)) if self._path.exists() else {}
+
+    def _continued(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Returns the record that this run goes on with: begun anew where it is about another metric or mode.
+
+        Records of older versions have no mode, and without a saved step no metric either. The last step stays, as what
+        was evaluated up to it is not judged again.
+        """
+        checkpoint = self._config.checkpoint
+        metric = record.get("metric", checkpoint.best_metric)
+        mode = record.get("mode", checkpoint.best_mode)
+        if (metric, mode) == (checkpoint.best_metric, checkpoint.best_mode):
+            return record
+        if jax.process_index() == 0:
+            logger.warning(
+                "%s is about %s (%s), and now the best step is looked for by %s (%s): the record begins anew, and what"
+                " is in %s stays until a step is saved there.",
+                self._path,
+                metric,
+                mode,
+                checkpoint.best_metric,
+                checkpoint.best_mode,
+                self.directory,
+            )
+        return {"last_step": record.get("last_step", 0)}
 
     def judge(
         self, step: int, figures: Mapping[str, float], state: TrainState, positions: Callable[[], Positions]
@@ -46,12 +82,13 @@ class Best:
             value = figures.get(name, math.nan)
             if self._is_better(value):
                 self._save(step, state, positions())
-                record |= {"metric": name, "value": value, "step": step, "figures": dict(figures), "since": 0}
+                self._is_copied = False
+                record |= {"value": value, "step": step, "figures": dict(figures), "since": 0}
             else:
                 record["since"] = record.get("since", 0) + 1
-            record["last_step"] = step
-            if jax.process_index() == 0:
-                self._write()
+            record |= {"metric": name, "mode": self._config.checkpoint.best_mode, "last_step": step}
+            self._is_written = False
+        self.write()
         return self._reason_to_end(name)
 
     def _is_better(self, value: float) -> bool:
@@ -63,13 +100,32 @@ class Best:
             return value > self._record["value"]
         return value < self._record["value"]
 
-    def _write(self) -> None:
-        """Writes the record, and the files that let model_dir/best be read like a run."""
-        for name in (*COPIED_TO_BEST, *copies_in(self._run)):
-            path = self._run / name
-            if path.exists():
-                write_whole(self.directory / name, path.read_bytes())
-        write_whole(self._path, json.dumps(self._record, indent=1) + "\n")
+    def write(self) -> None:
+        """Writes what the last attempt could not write, as while model_dir is away; called at saves, too.
+
+        The record comes last: it names only steps that are complete.
+        """
+        if jax.process_index() > 0:
+            return
+        if not self._is_copied:
+            self._is_copied = self._copy()
+        if self._is_copied and not self._is_written:
+            self._is_written = try_to_write(self._path, json.dumps(self._record, indent=1) + "\n", self._warns)
+        self._warns = self._is_copied and self._is_written
+
+    def _copy(self) -> bool:
+        """Copies the files that let model_dir/best be read like a run; returns whether it succeeded."""
+        try:
+            make_folder(self.directory)  # OSError where model_dir is away, which would seem to have no such files
+            for name in (*COPIED_TO_BEST, *copies_in(self._run)):
+                path = self._run / name
+                if path.exists():
+                    write_whole(self.directory / name, path.read_bytes())
+        except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
+            level = logging.WARNING if self._warns else logging.DEBUG
+            logger.log(level, "%s cannot be completed (%s); the run goes on.", self.directory, reason_of(error))
+            return False
+        return True
 
     def _reason_to_end(self, name: str) -> str:
         """Returns the sentence that ends the run if `EvaluationConfig.patience` is over, else ""."""
@@ -87,11 +143,34 @@ class Best:
     def _save(self, step: int, state: TrainState, positions: Positions) -> None:
         """Saves the state, and waits for the commit: the record must name only steps that are complete."""
         if self._checkpoints is None:
-            config = dataclasses.replace(self._config.checkpoint, keep=1)
+            config = dataclasses.replace(self._config.checkpoint, keep=None)  # the newest need not be the best
             self._checkpoints = Checkpoints(str(self.directory), config, self._config.data, may_commit=self._may_commit)
         self._checkpoints.save(step, state, positions)
         self._checkpoints.wait()
         self._checkpoints.poll()
+        if jax.process_index() == 0:
+            self._remove_all_but(step)
+
+    def _remove_all_but(self, step: int) -> None:
+        """Removes the other steps: also later ones, which a run has saved that ended before it could record them."""
+        assert self._checkpoints is not None, "it has saved the step"
+        directory = self._checkpoints.directory
+        seconds = self._config.checkpoint.save_timeout_seconds
+
+        def remove(others: Sequence[int]) -> None:
+            for other in others:
+                self._may_commit()  # else it may be a successor's
+                step_directory.remove_step(directory, other)
+
+        try:
+            # Listed apart: a removal that stood still, and goes on later, must not see the next best step.
+            listed = limited(lambda: sorted(limba_checkpoint.steps_in(directory)), seconds, "the listing")
+            others = [other for other in listed if other != step]
+            limited(lambda: remove(others), seconds, "the removal")
+        except RestartError:  # the run's own look at its lease ends it
+            pass
+        except Exception as error:  # noqa: BLE001  the new step is good all the same
+            logger.warning("The steps beside %d in %s cannot be removed (%s).", step, directory, reason_of(error))
 
 
 def _record_of(path: epath.Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from limba.model.trees import Parameters
 from limba.sharding import watchdog
 from limba.sharding.agreement import together
 from limba.sharding.preemption import stop_requests
+from limba.storage.failures import kind_of
 from limba.storage.files import try_to_write
 from limba.training.best import Best
 from limba.training.checks import is_out_of_memory, memory_sentence
@@ -236,33 +237,46 @@ class Loop:
 
     @watchdog.phase("An evaluation")
     def _evaluate(self, step: int, state: TrainState) -> str:
-        """Evaluates; returns the reason to end the run, or "". An error is raised after what was trained is saved."""
+        """Evaluates, and saves the best step; returns the reason to end the run, or "".
+
+        An error of an evaluation is raised after what was trained is saved: StorageError for what passes.
+        """
         try:
             with together():
-                return self._evaluated(step, state)
-        except (NonFiniteError, StorageError, RestartError):
+                figures = self._evaluated(step, state)
+        except (NonFiniteError, RestartError):
             raise
         except Exception as error:
             self._save(step, state)
             self._report_saves(wait=True)
             if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
                 raise
-            raise InputError(f"{self._reason(error)} What was trained, up to step {step:,}, is saved.") from error
+            saved = f"What was trained, up to step {step:,}, is saved."
+            raise kind_of(error)(f"{self._reason(error)} {saved}") from error
+        reason_to_end = ""
+        if self.best is not None:
+            reason_to_end = self.best.judge(step, figures, state, self.reader.positions)
+        self.recent.restart()  # an evaluation's time must not count as a step's
+        return reason_to_end
 
     def _reason(self, error: Exception) -> str:
         """Returns one sentence for an error of an evaluation, which may be the error of a metric of the user."""
-        if isinstance(error, InputError):
+        if isinstance(error, InputError | StorageError):
             return str(error)
         if is_out_of_memory(error):
             return memory_sentence(self.config, error)
         where = traceback.extract_tb(error.__traceback__)[-1]
+        if kind_of(error) is StorageError:
+            advice = "start the same command again when the storage or server answers"
+        else:
+            advice = "correct that"
         return (
             f"The evaluation raises {type(error).__name__} ({reason_of(error)}) in {where.filename}, line"
-            f" {where.lineno}; correct that."
+            f" {where.lineno}; {advice}."
         )
 
-    def _evaluated(self, step: int, state: TrainState) -> str:
-        """Evaluates, and saves the best step; returns the reason to end the run, or ""."""
+    def _evaluated(self, step: int, state: TrainState) -> Figures:
+        """Evaluates, and logs the figures; returns those of all evaluations."""
         params = gather_parameters(self.model, evaluated_weights(state.params, state.opt_state))
         evaluations = self.evaluations
         metrics = self.metrics
@@ -276,11 +290,7 @@ class Loop:
             metrics.text_line(step, self.figures["text"], evaluations.copied)
         figures = {**self.figures["validation"], **self.figures["text"]}
         metrics.evaluated(step, figures)
-        reason_to_end = ""
-        if self.best is not None:
-            reason_to_end = self.best.judge(step, figures, state, self.reader.stream.positions)
-        self.recent.restart()  # an evaluation's time must not count as a step's
-        return reason_to_end
+        return figures
 
     @watchdog.phase("The saving of a checkpoint")
     def _save(self, step: int, state: TrainState) -> None:
@@ -295,8 +305,14 @@ class Loop:
         self.recent.restart()
 
     def _report_saves(self, wait: bool = False) -> None:
-        """Says which saves are committed, in all processes; StorageError if one has failed for good."""
+        """Says which saves are committed, in all processes; StorageError if one has failed for good.
+
+        Then, and where it waits, the record of the best step is written if it could not be before.
+        """
         if wait:
             self.checkpoints.wait()
-        for step in self.checkpoints.poll():
+        saved = self.checkpoints.poll()
+        for step in saved:
             self.metrics.saved(step, self.checkpoints.directory)
+        if (wait or saved) and self.best is not None:
+            self.best.write()  # what a resume from the saved step reads

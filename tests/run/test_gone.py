@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,12 @@ from tests.waiting import wait_until
 WHOLE = 40  # steps of the undisturbed run
 SMALL = ("--gin.config.MeshConfig.fsdp=1", "--gin.NUM_MICROBATCHES=1")
 TWO_READERS = "--gin.config.DataConfig.num_reader_processes=2"
+# The first loss is the best: each later evaluation writes the record of the best step, and saves none.
+WITH_BEST = (
+    "--gin.EVAL_PERIOD=5",
+    "--gin.config.CheckpointConfig.best_metric='loss'",
+    "--gin.config.CheckpointConfig.best_mode='max'",
+)
 
 
 class Run:
@@ -95,7 +102,7 @@ def test_a_killed_reader_and_a_directory_that_comes_back_change_nothing(
     away = tmp_path / "away"
     undisturbed = run_of(whole, WHOLE)
     assert undisturbed.end() == 0, "".join(undisturbed.errors)
-    disturbed = run_of(run, WHOLE, TWO_READERS)
+    disturbed = run_of(run, WHOLE, TWO_READERS, *WITH_BEST)
     disturbed.trains(7)
     os.kill(readers_of(disturbed.process)[1], signal.SIGKILL)
     disturbed.says("has ended (-9): it is started again")
@@ -103,9 +110,11 @@ def test_a_killed_reader_and_a_directory_that_comes_back_change_nothing(
     disturbed.directory = away  # where metrics.jsonl still grows
     disturbed.says("it is tried again")  # a save that was due, or under way
     disturbed.says(f"{run}/lease (it is gone); the run goes on")
+    disturbed.says(f"{run}/best/best.json cannot be written ({run} is gone); the run goes on.")
     assert not run.exists()
     away.rename(run)
     assert disturbed.end() == 0, "".join(disturbed.errors)
+    assert json.loads((run / "best" / "best.json").read_text())["last_step"] == WHOLE
     assert losses(run) == losses(whole) and list(losses(run)) == list(range(1, WHOLE + 1))
     assert not any("Traceback" in line for line in disturbed.errors) and len(disturbed.errors) <= 5, disturbed.errors
 

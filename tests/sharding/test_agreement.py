@@ -97,6 +97,9 @@ def test_an_error_of_one_ends_all_with_its_exit_status(in_processes: Callable) -
     for raised, kind, part in (
         (InputError("The file x is bad; mend it."), InputError, "Process 1 cannot go on: The file x is bad; mend it."),
         (StorageError("Full."), StorageError, "Full."),
+        (OSError(28, "No space left"), StorageError, "Process 1 cannot go on: OSError, No space left; its own output"),
+        (PermissionError(13, "no"), StorageError, "Process 1 cannot go on: PermissionError, no; its own output"),
+        (ConnectionResetError(104, "reset"), StorageError, "Process 1 cannot go on: ConnectionResetError, reset; "),
         (KeyError("bug"), InputError, "Process 1 cannot go on: KeyError, 'bug'; its own output says more."),
     ):
         first, of_second, other = in_processes(3, work(raised))
