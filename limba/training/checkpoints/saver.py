@@ -250,7 +250,10 @@ class Saver:
 
         def cleared() -> bool:
             if jax.process_index() == 0 and time.monotonic() < self._stop_by:  # else the next start does it
-                step_directory.clear_step(attempt)
+                # A storage that is down takes all of the phase's time to say so; the decision needs some of it. What
+                # is left there, the next attempt removes, or the next start.
+                with contextlib.suppress(TimeoutError):
+                    limited(lambda: step_directory.clear_step(attempt), GRACE_SECONDS / 2, "the removal")
             return time.monotonic() < last_start and not self._abandoned.is_set()
 
         try:

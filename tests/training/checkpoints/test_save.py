@@ -209,6 +209,47 @@ def test_a_save_that_fails_for_a_while_is_repeated(tmp_path: Path, caplog: pytes
         states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
 
 
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_a_removal_that_stands_still_leaves_time_for_the_next_attempt(
+    in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that is down took all of the phase's time to refuse the removal, and the save was given up."""
+    if in_bucket:
+        monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
+    may_go_on, ended = threading.Event(), threading.Event()
+    attempts: list[step_directory.Attempt] = []
+    limited, commit_step, clear_step = saver.limited, step_directory.commit_step, step_directory.clear_step
+
+    def no_time_for_the_removal(call: Callable[[], object], seconds: float, what: str) -> object:
+        return limited(call, 0.0 if what == "the removal" else seconds, what)
+
+    def commit(attempt: step_directory.Attempt, *rest: object) -> None:
+        attempts.append(attempt)
+        if len(attempts) == 1:
+            raise OSError(errno.EIO, "HTTP 503")
+        commit_step(attempt, *rest)
+
+    def clear_late(attempt: step_directory.Attempt) -> None:
+        may_go_on.wait(2 * MINUTE)
+        clear_step(attempt)
+        ended.set()
+
+    monkeypatch.setattr(saver, "limited", no_time_for_the_removal)
+    monkeypatch.setattr(step_directory, "commit_step", commit)
+    monkeypatch.setattr(step_directory, "clear_step", clear_late)
+    with opened(tmp_path) as checkpoints:
+        start(checkpoints, 5)
+        assert polled(checkpoints) == [5] and len(attempts) == 2
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert not [path for path in files if attempts[0].name in str(path)]  # the next attempt has removed them
+        may_go_on.set()  # and what was left behind changes nothing any more
+        assert ended.wait(MINUTE)
+    monkeypatch.undo()
+    with opened(tmp_path) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 5)
+
+
 def test_a_disk_without_room_is_found_before_the_first_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
