@@ -79,6 +79,7 @@ class Checkpoints:
         self._current: int | None = None  # the step that was saved or restored last
         self._steps: list[int] = []  # oldest first, as this process last saw or wrote them
         self._look()
+        self._saver.good_step = max(self._steps, default=None)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -116,7 +117,7 @@ class Checkpoints:
         memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
         self._memory = lambda: memory
         data = {**position_item(_data_of(self._data, step), everywhere), "notes": notes or {}}
-        self._saver.start(step, snapshot, data, max(self._steps, default=None))
+        self._saver.start(step, snapshot, data)
 
     def poll(self) -> list[int]:
         """Returns the steps whose commit has ended since the last call, the same in every process.
@@ -139,9 +140,10 @@ class Checkpoints:
     def _note(self, outcome: Outcome) -> None:
         if outcome.error is not None:
             raise outcome.error
-        self._steps = sorted({*self._steps, outcome.step})
+        steps = {*self._steps, outcome.step}
         if self._config.keep is not None:
-            self._steps = self._steps[-self._config.keep :]
+            steps -= {*step_directory.old_steps(steps, outcome.step, self._config.keep)}
+        self._steps = sorted(steps)
 
     def check_space(self, abstract: TrainState) -> None:
         """Raises StorageError if not one checkpoint of this size fits on the disk; warns if not all that are kept do.
@@ -190,7 +192,7 @@ class Checkpoints:
         for step, path in self._listing():
             restored, reason = self._restore(step, path, abstract, unpack)
             if restored is not None:
-                self._current = step
+                self._goes_on_from(step)
                 self._set_aside(damaged, step)
                 self._note_unchecked(path)
                 return restored
@@ -227,7 +229,7 @@ class Checkpoints:
                 f"The checkpoint at step {step} in {self.directory}, to which the run goes back, cannot be read"
                 f" ({reason}); start the same command again."
             )
-        self._current = step
+        self._goes_on_from(step)
         if jax.process_index() == 0:
             for later_step, later_path in listing:
                 if later_step > step:
@@ -237,6 +239,10 @@ class Checkpoints:
         self._look()
         self._note_unchecked(path)
         return restored
+
+    def _goes_on_from(self, step: int) -> None:
+        self._current = step
+        self._saver.good_step = step
 
     def _look(self) -> None:
         self._steps = self._steps_there()
@@ -401,6 +407,7 @@ class Checkpoints:
             )
         self._shared("")
         self._look()
+        self._steps = [step for step in self._steps if step <= taken]  # a damaged one may have kept its name
 
 
 def check_together(path: epath.Path, how: str = "checksums") -> None:

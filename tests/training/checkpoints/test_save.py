@@ -647,7 +647,7 @@ def test_an_old_step_stays_while_the_lease_cannot_be_asked(tmp_path: Path, caplo
     def may_commit() -> None:
         raise TimeoutError("the storage gives no answer")
 
-    step_directory.remove_all_but(epath.Path(tmp_path) / "checkpoints", 1, may_commit)
+    step_directory.remove_old(epath.Path(tmp_path) / "checkpoints", 20, 1, may_commit)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
     assert caplog.messages[-1].endswith("checkpoints/10 cannot be removed (the storage gives no answer).")
 
