@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
@@ -146,6 +146,20 @@ def check_whole(path: epath.Path, how: str = "checksums", part: tuple[int, int] 
         raise InputError(f"The checkpoint {path} is damaged: {damaged[0]}{more}; name another step, or copy it again.")
 
 
+def averages_in(names: Iterable[str]) -> dict[str, str]:
+    """Returns parameter -> the array with its average, of a checkpoint's arrays.
+
+    >>> averages_in(["params/norm/scale", "opt_state/3/average/norm/scale"])
+    {'norm/scale': 'opt_state/3/average/norm/scale'}
+    """
+    averages: dict[str, str] = {}
+    for name in names:
+        match = AVERAGE.match(name)
+        if match is not None:
+            averages[match[1]] = name
+    return averages
+
+
 class _Held(NamedTuple):
     """Adjacent layers of a stack, from the layer `first` on."""
 
@@ -168,11 +182,7 @@ class LimbaCheckpoint(Arrays):
         self.step = int(self.path.name)
         self.tree = StoredTree(self.path, stored_arrays(self.path / "state"))
         self._held: dict[str, _Held] = {}  # by array, the last one that was asked for at the end
-        averages: dict[str, str] = {}  # a parameter -> the array with its average
-        for name in self.tree:
-            match = AVERAGE.match(name)
-            if match is not None:
-                averages[match[1]] = name
+        averages = averages_in(self.tree)
         self.has_average = bool(averages)
         array_of: dict[str, str] = {}  # a parameter -> the array that is read for it
         for name in self.tree:
