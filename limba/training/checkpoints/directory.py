@@ -214,8 +214,8 @@ class Checkpoints:
     def restore_step(self, step: int, abstract: TrainState, unpack: Unpack | None = None) -> Restored:
         """Returns one checkpoint, to go back to it: later ones are renamed to `<step>.rewound`.
 
-        Raises what `restore_latest` raises, StorageError if the checkpoint is damaged, and RestartError if another run
-        has the directory.
+        Raises what `restore_latest` raises, StorageError if the checkpoint is damaged or a later one cannot be renamed,
+        and RestartError if another run has the directory.
         """
         self._saver.wait()
         listing = self._listing()
@@ -233,12 +233,24 @@ class Checkpoints:
         if jax.process_index() == 0:
             for later_step, later_path in listing:
                 if later_step > step:
-                    self.may_commit()  # else a later one may be a successor's
-                    step_directory.set_aside(later_path, "rewound")
+                    self._rewind(later_step, later_path)
         self._shared("")
         self._look()
         self._note_unchecked(path)
         return restored
+
+    def _rewind(self, step: int, path: epath.Path) -> None:
+        """Renames a step that the run has gone back before; errors as `restore_step`."""
+        try:
+            self.may_commit()  # else it may be a successor's
+            step_directory.set_aside(path, "rewound")
+        except RestartError:
+            raise
+        except Exception as error:  # a bucket's client has errors of its own
+            raise StorageError(
+                f"Step {step} in {self.directory} cannot be renamed ({short_reason(error)}); start the same command"
+                " again."
+            ) from error
 
     def _goes_on_from(self, step: int) -> None:
         self._current = step

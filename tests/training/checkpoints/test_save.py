@@ -666,6 +666,34 @@ def test_a_run_does_not_go_back_once_another_one_has_the_directory(tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
 
 
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("lease", TimeoutError("a request has not ended after 60 s")),
+        ("lease", ValueError("UNAVAILABLE: Error writing gs://bucket/lease HTTP 503")),  # tensorstore's
+        ("renaming", OSError(errno.ESTALE, "Stale file handle")),
+    ],
+)
+def test_a_run_that_cannot_go_back_ends_with_one_sentence(
+    place: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback and status 1."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    states.save(tmp_path, 10, 20)
+    if place == "renaming":
+        monkeypatch.setattr("limba.storage.literal_names.rename_folder", fail)
+    may_commit = fail if place == "lease" else lambda: None
+    with (
+        Checkpoints(str(tmp_path), states.CONFIG, states.DATA, may_commit=may_commit) as checkpoints,
+        pytest.raises(StorageError, match=r"^Step 20 in \S+ cannot be renamed \(.+\); start the same command again\.$"),
+    ):
+        checkpoints.restore_step(10, states.abstract())
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
+
+
 # Holds the lease; saves a step when a line is read, whose arrays are merged when another one is.
 HOLDING = """
 import sys
