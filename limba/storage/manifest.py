@@ -27,7 +27,7 @@ import fsspec
 import google_crc32c
 from etils import epath
 
-from limba.config import InputError, StorageError, untrusted_files
+from limba.config import InputError, RestartError, StorageError, untrusted_files
 from limba.storage import lease, servers
 from limba.storage.failures import T, for_each, is_passing, short_reason, twice
 from limba.storage.files import is_local, private_folder, read_bytes
@@ -243,7 +243,7 @@ def upload(folder: str | os.PathLike[str], address: str, *, replace: bool = Fals
     Files that are there with the same size and checksum are not sent again, so the same call resumes an interrupted
     upload, and after the end it does nothing. Each file is checked after it was sent. With `replace` a folder that was
     uploaded before is replaced. Raises InputError if the address holds anything else, or if another process uploads
-    there; StorageError if the bucket fails for good.
+    there; StorageError if the bucket fails for good; RestartError if another process has begun to upload meanwhile.
     """
     bucket = _Bucket(address)
     files = entries(os.fspath(folder), lambda name: name != MARK)
@@ -366,7 +366,7 @@ class _Bucket:
         """Makes a StorageError of what the bucket's client raises."""
         try:
             yield
-        except (InputError, StorageError):
+        except (InputError, StorageError, RestartError):
             raise
         except Exception as error:
             raise StorageError(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from limba.config import InputError, StorageError
-from limba.storage import files, manifest
+from limba.config import InputError, RestartError, StorageError
+from limba.storage import files, lease, manifest
 from limba.training.metrics.growing_files import Uploads
 from tests.bucket_server import BucketServer, emulated
 
@@ -78,6 +78,20 @@ def test_an_interrupted_upload_is_no_model_and_is_resumed(
     assert manifest.upload(folder, address).sent_bytes == 2  # of config.json alone
     assert manifest.check(address) == [] and "out/uploading.json" not in server.names()
     assert not [name for name in server.names() if name.endswith(".lease")]
+
+
+def test_an_upload_whose_lease_is_lost_ends_as_what_it_is(
+    server: BucketServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a bucket that cannot be written, status 74 in place of 75."""
+
+    def lost(self, most_seconds: float = 0.0) -> None:
+        raise RestartError("Another process uses gs://bucket/out now.")
+
+    monkeypatch.setattr(lease.Lease, "check", lost)
+    with pytest.raises(RestartError, match=r"^Another process uses gs://bucket/out now\.$"):
+        manifest.upload(folder, "gs://bucket/out")
+    assert "out/manifest.json" not in server.names() and "out/config.json" not in server.names()
 
 
 def test_what_somebody_else_has_put_there_stays(server: BucketServer, folder: Path) -> None:
