@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -122,6 +123,36 @@ def test_a_changed_byte_on_the_way_is_noticed(server: BucketServer, folder: Path
     with pytest.raises(StorageError, match="has other bytes than"):
         manifest.upload(folder, "gs://bucket/out")
     assert "out/manifest.json" not in server.names()
+
+
+def test_a_fault_of_this_machine_is_not_called_the_bucket_s(
+    server: BucketServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full ~/.cache was a bucket that cannot be read; check the network."""
+    address = "gs://bucket/out"
+    manifest.upload(folder, address)
+    ask = manifest._Bucket._ask
+
+    def full(self, method: str, *rest: object, **options: object) -> object:
+        if method == "get_file":
+            raise OSError(errno.ENOSPC, "No space left on device")  # by the client's own writing, without a name
+        return ask(self, method, *rest, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest._Bucket, "_ask", full)
+        with pytest.raises(StorageError) as caught:
+            manifest.download(address)
+    assert str(caught.value) == (
+        f"{tmp_path}/cache on this machine cannot be used (No space left on device), so {address} cannot be read; make"
+        " room or give rights there, and repeat the command, which resumes."
+    )
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(manifest, "CACHE", str(tmp_path / "file" / "cache"))  # unusable for the superuser too
+    with pytest.raises(StorageError, match=rf"^{tmp_path}/file/cache on this machine cannot be used \(Not a directory"):
+        manifest.download(address)
+    server.forbids_listing = True
+    with pytest.raises(StorageError, match=rf"^{address} cannot be read \(Forbidden.*; check the network and the perm"):
+        manifest.download(address)
 
 
 @pytest.mark.parametrize("address", ["hf://me/model", "http://host/x", "/tmp/x", "file:///tmp/x"])
