@@ -89,9 +89,12 @@ class Lease:
                 f"{self._path} cannot be written ({reason_of(error)}); check the path, the permissions and the space."
             ) from error
         self._confirmed = time.monotonic()
-        if isinstance(self._place, LocalPlace) and not self._is_beside:
+        if self._is_of_local_directory():
             hold(os.path.dirname(self._path), self._path)
         self._thread.start()
+
+    def _is_of_local_directory(self) -> bool:
+        return isinstance(self._place, LocalPlace) and not self._is_beside
 
     def _take(self, place: Place) -> None:
         """Takes the lease if it is free, or if its holder is dead."""
@@ -274,7 +277,8 @@ class Lease:
 
     def release(self) -> None:
         """Ends the heartbeats and removes the lease, if it is still ours. Never raises, never waits long."""
-        hold(os.path.dirname(self._path), None)
+        if self._is_of_local_directory():  # else the directory may be another lease's
+            hold(os.path.dirname(self._path), None)
         self._over.set()
         self._wake.set()
         self._thread.join(lease_places.REQUEST_SECONDS)

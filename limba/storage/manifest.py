@@ -11,6 +11,7 @@ take an incomplete folder for a model. An interrupted upload or download is resu
 """
 
 import base64
+import errno
 import functools
 import hashlib
 import json
@@ -27,7 +28,7 @@ import fsspec
 import google_crc32c
 from etils import epath
 
-from limba.config import InputError, StorageError, untrusted_files
+from limba.config import InputError, RestartError, StorageError, untrusted_files
 from limba.storage import lease, servers
 from limba.storage.failures import T, for_each, is_passing, short_reason, twice
 from limba.storage.files import is_local, private_folder, read_bytes
@@ -42,6 +43,7 @@ DIGEST_BYTES = 16  # of blake2b
 MARK = "uploading.json"  # in a folder whose upload has not ended
 LAST = "config.json"
 NUM_TRANSFERS = 4
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REQUEST_SECONDS = 120.0  # for an answer without a file's content
 SLOWEST_BYTES_PER_SECOND = 1 << 18
 CACHE = "~/.cache/limba/folders"
@@ -243,7 +245,7 @@ def upload(folder: str | os.PathLike[str], address: str, *, replace: bool = Fals
     Files that are there with the same size and checksum are not sent again, so the same call resumes an interrupted
     upload, and after the end it does nothing. Each file is checked after it was sent. With `replace` a folder that was
     uploaded before is replaced. Raises InputError if the address holds anything else, or if another process uploads
-    there; StorageError if the bucket fails for good.
+    there; StorageError if the bucket fails for good; RestartError if another process has begun to upload meanwhile.
     """
     bucket = _Bucket(address)
     files = entries(os.fspath(folder), lambda name: name != MARK)
@@ -251,7 +253,7 @@ def upload(folder: str | os.PathLike[str], address: str, *, replace: bool = Fals
         raise InputError(f"{folder} has no files; nothing is uploaded to {address}.")
     whole = sum(size for size, _ in files.values())
     written = text(files)
-    with bucket.failures("written"), lease.held(address, beside=True) as mine:
+    with bucket.failures("written", folder), lease.held(address, beside=True) as mine:
         there = bucket.listed()
         if FILE in there and bucket.read(FILE) == written.encode():
             return Uploaded(len(files), whole, 0)
@@ -286,10 +288,11 @@ def download(address: str, wanted: Callable[[Sequence[str]], Sequence[str]] = la
 
     `wanted` chooses among the names of its files; those in folders below it are not copied. Sizes are checked, and
     checksums where the bucket knows them. An interrupted download is resumed. Raises InputError if an upload has not
-    ended; StorageError if the bucket fails, or the files change meanwhile.
+    ended; StorageError if the bucket or the cache fails, or the files change meanwhile.
     """
     bucket = _Bucket(address)
-    with bucket.failures("read"):
+    cache = Path(os.path.expanduser(CACHE))
+    with bucket.failures("read", cache):
         there = bucket.listed(recursive=False)
         if MARK in there and FILE not in there:
             raise InputError(f"{address} is being uploaded, or its upload was interrupted; repeat the upload first.")
@@ -299,7 +302,6 @@ def download(address: str, wanted: Callable[[Sequence[str]], Sequence[str]] = la
         fields = ("size", "generation", "etag", "ETag", "mtime")  # a store has some of them
         rows = [(name, *(str(there[name].get(field)) for field in fields)) for name in sorted(names)]
         digest = hashlib.blake2b(repr((address, rows)).encode(), digest_size=12).hexdigest()
-        cache = Path(os.path.expanduser(CACHE))
         cache.mkdir(parents=True, exist_ok=True)
         final = cache / digest
         partial = cache / f"{digest}.partial"
@@ -362,13 +364,23 @@ class _Bucket:
             raise InputError(f"{address} is not in a bucket; give an address such as gs://bucket/name.")
 
     @contextmanager
-    def failures(self, what: str) -> Iterator[None]:
-        """Makes a StorageError of what the bucket's client raises."""
+    def failures(self, what: str, local: str | os.PathLike[str]) -> Iterator[None]:
+        """Makes a StorageError of what the bucket's client raises, or this machine's file system.
+
+        `local` is the folder on this machine that is written to or read.
+        """
         try:
             yield
-        except (InputError, StorageError):
+        except (InputError, StorageError, RestartError):
             raise
         except Exception as error:
+            # A bucket's client names no local file, and runs out of no space.
+            if isinstance(error, OSError) and (error.filename or error.errno in NO_SPACE):
+                raise StorageError(
+                    f"{error.filename or os.fspath(local)} on this machine cannot be used ({short_reason(error)}), so"
+                    f" {self.address} cannot be {what}; make room or give rights there, and repeat the command, which"
+                    " resumes."
+                ) from error
             raise StorageError(
                 f"{self.address} cannot be {what} ({short_reason(error)}); check the network and the permissions, and"
                 " repeat the command, which resumes."

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from limba.config import InputError, RunConfig, StorageError, reason_of
+from limba.config import InputError, RestartError, RunConfig, StorageError, reason_of
 from limba.storage import manifest
 from limba.training.state import TrainState
 
@@ -61,7 +61,7 @@ class Trace:
         try:
             for files in sorted(Path(self._local).glob("plugins/profile/*")):
                 manifest.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
-        except (InputError, StorageError) as error:
+        except (InputError, StorageError, RestartError) as error:
             self._say(f"The trace stays in {self._local}: {error}")
             return False
         return True

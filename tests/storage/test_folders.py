@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from limba.config import InputError, StorageError
-from limba.storage import files, manifest
+from limba.config import InputError, RestartError, StorageError
+from limba.storage import files, lease, manifest
 from limba.training.metrics.growing_files import Uploads
 from tests.bucket_server import BucketServer, emulated
 
@@ -80,6 +81,20 @@ def test_an_interrupted_upload_is_no_model_and_is_resumed(
     assert not [name for name in server.names() if name.endswith(".lease")]
 
 
+def test_an_upload_whose_lease_is_lost_ends_as_what_it_is(
+    server: BucketServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a bucket that cannot be written, status 74 in place of 75."""
+
+    def lost(self, most_seconds: float = 0.0) -> None:
+        raise RestartError("Another process uses gs://bucket/out now.")
+
+    monkeypatch.setattr(lease.Lease, "check", lost)
+    with pytest.raises(RestartError, match=r"^Another process uses gs://bucket/out now\.$"):
+        manifest.upload(folder, "gs://bucket/out")
+    assert "out/manifest.json" not in server.names() and "out/config.json" not in server.names()
+
+
 def test_what_somebody_else_has_put_there_stays(server: BucketServer, folder: Path) -> None:
     server.put("bucket", "theirs/config.json", b"theirs")
     with pytest.raises(InputError, match=r"gs://bucket/theirs holds config\.json, which is not of this folder"):
@@ -108,6 +123,36 @@ def test_a_changed_byte_on_the_way_is_noticed(server: BucketServer, folder: Path
     with pytest.raises(StorageError, match="has other bytes than"):
         manifest.upload(folder, "gs://bucket/out")
     assert "out/manifest.json" not in server.names()
+
+
+def test_a_fault_of_this_machine_is_not_called_the_bucket_s(
+    server: BucketServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full ~/.cache was a bucket that cannot be read; check the network."""
+    address = "gs://bucket/out"
+    manifest.upload(folder, address)
+    ask = manifest._Bucket._ask
+
+    def full(self, method: str, *rest: object, **options: object) -> object:
+        if method == "get_file":
+            raise OSError(errno.ENOSPC, "No space left on device")  # by the client's own writing, without a name
+        return ask(self, method, *rest, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest._Bucket, "_ask", full)
+        with pytest.raises(StorageError) as caught:
+            manifest.download(address)
+    assert str(caught.value) == (
+        f"{tmp_path}/cache on this machine cannot be used (No space left on device), so {address} cannot be read; make"
+        " room or give rights there, and repeat the command, which resumes."
+    )
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(manifest, "CACHE", str(tmp_path / "file" / "cache"))  # unusable for the superuser too
+    with pytest.raises(StorageError, match=rf"^{tmp_path}/file/cache on this machine cannot be used \(Not a directory"):
+        manifest.download(address)
+    server.forbids_listing = True
+    with pytest.raises(StorageError, match=rf"^{address} cannot be read \(Forbidden.*; check the network and the perm"):
+        manifest.download(address)
 
 
 @pytest.mark.parametrize("address", ["hf://me/model", "http://host/x", "/tmp/x", "file:///tmp/x"])

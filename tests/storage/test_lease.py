@@ -172,6 +172,15 @@ def test_one_process_holds_a_directory_once_and_several_outputs(tmp_path: Path) 
     assert [path.name for path in tmp_path.rglob("*")] == ["run"]
 
 
+def test_an_output_in_a_directory_leaves_that_held_when_it_ends(tmp_path: Path) -> None:
+    """From then on what was written made a new folder where the directory had been moved away."""
+    with held(str(tmp_path)):
+        with held(str(tmp_path / "out.jsonl"), beside=True):
+            assert files.is_held(str(tmp_path))
+        assert files.is_held(str(tmp_path))
+    assert not files.is_held(str(tmp_path))
+
+
 @pytest.mark.parametrize("host", ["far", "ours"])
 def test_the_holder_on_another_machine_that_beats_keeps_it(tmp_path: Path, capsys, monkeypatch, host: str) -> None:
     """Its machine may have our name, as `localhost` or `vm`: the boot tells the two apart."""

@@ -44,11 +44,18 @@ DATA = DataConfig("t", {"inputs": 1}, batch_size=1)
 class Run:
     """The state of a run on some devices, and its compiled step."""
 
-    def __init__(self, optimizer: str = "adafactor", devices: int = 2, average: float | None = 0.9, dtype: str = ""):
+    def __init__(
+        self,
+        optimizer: str = "adafactor",
+        devices: int = 2,
+        average: float | None = 0.9,
+        dtype: str = "",
+        **fields: object,
+    ):
         name, _, others = optimizer.partition("+")
-        choice = optimizer_config(
-            name, **({"muon_dtype": "float32", "muon_others": others or "adamw"} if name == "muon" else {})
-        )
+        of_muon = {"muon_dtype": "float32", "muon_others": others or "adamw"} if name == "muon" else {}
+        choice = optimizer_config(name, **of_muon, **fields)
+        self.name = name
         self.mesh = tiny.mesh_of(MeshConfig(), devices)
         self.model = Network(SMALL, self.mesh)
         shardings = trained_shardings(self.model, self.mesh)
@@ -185,6 +192,36 @@ def test_an_average_begins_and_ends_at_a_resume(tmp_path: Path, caplog: pytest.L
     half = Run(average=0.9, dtype="float16")  # the loss's scale stands last, the average before it
     assert isinstance(half.abstract.opt_state[-1], LossScale)
     assert_equal(half.restored(tmp_path / "run").opt_state[-2], average_of(later))
+
+
+def test_an_average_goes_on_behind_another_chain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weight decay moves it from opt_state/2 to opt_state/3: it began anew as the weights, in silence."""
+    caplog.set_level(logging.WARNING)
+    run = Run()
+    state = run.trained(run.new(), 2)
+    run.saved(tmp_path, state)
+    other = Run(weight_decay=0.01)
+    assert len(other.abstract.opt_state) == len(run.abstract.opt_state) + 1
+    restored = other.restored(tmp_path)
+    assert_equal(average_of(restored), average_of(state))
+    assert int(average_of(restored).average_updates) == 2 and not caplog.text
+    with pytest.raises(AssertionError):
+        assert_equal(average_of(restored).average, state.params)
+
+
+def test_a_moved_array_of_the_optimizer_is_refused(tmp_path: Path) -> None:
+    adafactor, adamw = (Run(name) for name in ("adafactor", "adamw"))
+    for run in (adafactor, adamw):
+        run.saved(tmp_path / run.name, run.new())
+    for run, fields in (
+        (adafactor, {"clip_global_norm": 1.0}),
+        (adafactor, {"momentum": 0.9}),
+        (adafactor, {"frozen": ("encoder",)}),
+        (adamw, {"clip_global_norm": 1.0}),
+        (adamw, {"weight_decay": 0.1}),
+    ):
+        with pytest.raises(InputError, match=r"a different optimizer: .* Set OptimizerConfig as it was, or give"):
+            Run(run.name, **fields).restored(tmp_path / run.name)
 
 
 def test_a_model_that_is_used_is_the_average_unless_the_run_has_none(tmp_path: Path) -> None:

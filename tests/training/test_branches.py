@@ -23,7 +23,7 @@ from limba.config import (
     saved_config,
 )
 from limba.config.schedule import BRANCH_SHAPES
-from limba.formats import hub_models
+from limba.formats import hub_models, limba_checkpoint
 from limba.storage import manifest
 from limba.training.checkpoints import branches, step_directory
 from limba.training.checkpoints.branches import Branch
@@ -162,11 +162,25 @@ def test_what_cannot_be_branched_from_is_said_in_one_sentence(run: Path, tmp_pat
         begin(Branch(str(run), 40, 8, "linear"), str(tmp_path / "damaged"))
 
 
-def test_an_interrupted_beginning_is_repeated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("_commit", OSError(28, "No space left")),
+        ("_commit", ValueError("UNAVAILABLE: Error writing gs://bucket/run HTTP 503")),  # tensorstore's
+        ("copy_step", TimeoutError("a request has not ended after 60 s")),  # the lease's
+        ("steps_in", OSError(116, "Stale file handle")),
+    ],
+)
+def test_an_interrupted_beginning_is_repeated(
+    place: str, error: Exception, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
     branch = Branch(str(run), 40, 8, "linear")
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
-        patched.setattr(step_directory, "_commit", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        patched.setattr(limba_checkpoint if place == "steps_in" else step_directory, place, fail)
         with pytest.raises(StorageError, match="checkpoints/40 cannot be copied to"):
             begin(branch, str(out))
     assert branches.chosen(str(run), [20, 40], 8, "linear", None, str(out)) == branch

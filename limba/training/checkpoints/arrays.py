@@ -22,7 +22,7 @@ from etils import epath
 from jaxtyping import PyTree
 
 from limba.config import InputError
-from limba.formats.limba_checkpoint import AVERAGE
+from limba.formats.limba_checkpoint import AVERAGE, averages_in
 from limba.formats.t5x import stored_arrays
 from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.failures import waited
@@ -310,14 +310,15 @@ def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
 def _stored_name(name: str, stores: Stores) -> str | None:
     """Returns the name of the stored array that is read for an array of the state.
 
-    None for a number of OPTIONAL that is absent. These numbers are found by their last name, as the path before them
-    in the optimizer's chain may differ.
+    None for a number of OPTIONAL that is absent. These numbers are found by their last name, and an average by its
+    parameter: where they are in the optimizer's chain depends on what is before them. A part without arrays, such as
+    Adafactor's weight decay, moves them, and nothing else.
     """
     if name in stores or not OPTIONAL.search(name):
         return name
     match = AVERAGE.match(name)
     if match is not None:
-        return f"params/{match[1]}"
+        return averages_in(stores).get(match[1], f"params/{match[1]}")
     last = name.rpartition("/")[2]
     return next((stored for stored in stores if stored.rpartition("/")[2] == last), None)
 

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import glob
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from etils import epath
 from limba.config import (
     ConfigError,
     InputError,
+    RestartError,
     RunConfig,
     ScheduleConfig,
     StorageError,
@@ -191,31 +192,41 @@ def check_data(config: RunConfig, branch: Branch) -> None:
 def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterator[None]:
     """Makes the directory of a branch, `config.model_dir`, if it has no checkpoint yet; one process does it.
 
-    `texts` are further files of it. Raises InputError if the checkpoint is not there any more, or damaged.
+    `texts` are further files of it. Raises InputError if the checkpoint is not there any more, or damaged, StorageError
+    if the storage fails, and RestartError if another process has the directory.
     """
     directory = resolved(config.model_dir)
     directory.mkdir(parents=True, exist_ok=True)
     with lease.held(str(directory)) as mine:
-        if not _steps_at(str(directory)):
-            original = resolved(branch.run)
-            there = _steps_at(branch.run)
-            if branch.step not in there:
-                raise InputError(
-                    f"{branch.run} has no checkpoint at step {branch.step} any more, and the branch in {directory} has"
-                    f" none yet; remove it, and branch from one of {', '.join(map(str, there)) or 'none'}."
-                )
-            limba_checkpoint.check_whole(there[branch.step], config.checkpoint.verify)
-            write_whole(directory / FILE, json.dumps(asdict(branch), indent=1) + "\n")
-            for name in (*COPIED, *copies_in(original)):
-                if (original / name).exists():
-                    write_whole(directory / name, (original / name).read_bytes())
-            for name, text in {saved_config.FILE: saved_config.to_text(config), **texts}.items():
-                write_whole(directory / name, text)
-            try:
-                step_directory.copy_step(there[branch.step], directory / "checkpoints", mine.confirm)
-            except OSError as error:
-                raise StorageError(
-                    f"{there[branch.step]} cannot be copied to {directory} ({short_reason(error)}); fix that, and"
-                    " start the same command again."
-                ) from error
+        try:
+            if not _steps_at(str(directory)):
+                _make(branch, config, texts, directory, mine.confirm)
+        except (InputError, StorageError, RestartError):
+            raise
+        except Exception as error:  # a bucket's clients have errors of their own
+            raise StorageError(
+                f"{branch.run}/checkpoints/{branch.step} cannot be copied to {directory} ({short_reason(error)}); fix"
+                " that, and start the same command again."
+            ) from error
     yield
+
+
+def _make(
+    branch: Branch, config: RunConfig, texts: Mapping[str, str], directory: epath.Path, may_commit: Callable[[], None]
+) -> None:
+    """Fills the directory of a branch, the checkpoint last; `may_commit` as in `step_directory.open_step`."""
+    original = resolved(branch.run)
+    there = _steps_at(branch.run)
+    if branch.step not in there:
+        raise InputError(
+            f"{branch.run} has no checkpoint at step {branch.step} any more, and the branch in {directory} has none"
+            f" yet; remove it, and branch from one of {', '.join(map(str, there)) or 'none'}."
+        )
+    limba_checkpoint.check_whole(there[branch.step], config.checkpoint.verify)
+    write_whole(directory / FILE, json.dumps(asdict(branch), indent=1) + "\n")
+    for name in (*COPIED, *copies_in(original)):
+        if (original / name).exists():
+            write_whole(directory / name, (original / name).read_bytes())
+    for name, text in {saved_config.FILE: saved_config.to_text(config), **texts}.items():
+        write_whole(directory / name, text)
+    step_directory.copy_step(there[branch.step], directory / "checkpoints", may_commit)

@@ -80,6 +80,7 @@ class Checkpoints:
         self._current: int | None = None  # the step that was saved or restored last
         self._steps: list[int] = []  # oldest first, as this process last saw or wrote them
         self._look()
+        self._saver.good_step = max(self._steps, default=None)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -117,7 +118,7 @@ class Checkpoints:
         snapshot = arrays.take_snapshot(state, self._memory())
         memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
         self._memory = lambda: memory
-        self._saver.start(step, snapshot, data, max(self._steps, default=None))
+        self._saver.start(step, snapshot, data)
 
     def poll(self) -> list[int]:
         """Returns the steps whose commit has ended since the last call, the same in every process.
@@ -140,9 +141,10 @@ class Checkpoints:
     def _note(self, outcome: Outcome) -> None:
         if outcome.error is not None:
             raise outcome.error
-        self._steps = sorted({*self._steps, outcome.step})
+        steps = {*self._steps, outcome.step}
         if self._config.keep is not None:
-            self._steps = self._steps[-self._config.keep :]
+            steps -= {*step_directory.old_steps(steps, outcome.step, self._config.keep)}
+        self._steps = sorted(steps)
 
     def check_space(self, abstract: TrainState) -> None:
         """Raises StorageError if not one checkpoint of this size fits on the disk; warns if not all that are kept do.
@@ -191,7 +193,7 @@ class Checkpoints:
         for step, path in self._listing():
             restored, reason = self._restore(step, path, abstract, unpack)
             if restored is not None:
-                self._current = step
+                self._goes_on_from(step)
                 self._set_aside(damaged, step)
                 self._note_unchecked(path)
                 return restored
@@ -213,8 +215,8 @@ class Checkpoints:
     def restore_step(self, step: int, abstract: TrainState, unpack: Unpack | None = None) -> Restored:
         """Returns one checkpoint, to go back to it: later ones are renamed to `<step>.rewound`.
 
-        Raises what `restore_latest` raises, StorageError if the checkpoint is damaged, and RestartError if another run
-        has the directory.
+        Raises what `restore_latest` raises, StorageError if the checkpoint is damaged or a later one cannot be renamed,
+        and RestartError if another run has the directory.
         """
         self._saver.wait()
         listing = self._listing()
@@ -228,16 +230,32 @@ class Checkpoints:
                 f"The checkpoint at step {step} in {self.directory}, to which the run goes back, cannot be read"
                 f" ({reason}); start the same command again."
             )
-        self._current = step
+        self._goes_on_from(step)
         if jax.process_index() == 0:
             for later_step, later_path in listing:
                 if later_step > step:
-                    self.may_commit()  # else a later one may be a successor's
-                    step_directory.set_aside(later_path, "rewound")
+                    self._rewind(later_step, later_path)
         self._shared("")
         self._look()
         self._note_unchecked(path)
         return restored
+
+    def _rewind(self, step: int, path: epath.Path) -> None:
+        """Renames a step that the run has gone back before; errors as `restore_step`."""
+        try:
+            self.may_commit()  # else it may be a successor's
+            step_directory.set_aside(path, "rewound")
+        except RestartError:
+            raise
+        except Exception as error:  # a bucket's client has errors of its own
+            raise StorageError(
+                f"Step {step} in {self.directory} cannot be renamed ({short_reason(error)}); start the same command"
+                " again."
+            ) from error
+
+    def _goes_on_from(self, step: int) -> None:
+        self._current = step
+        self._saver.good_step = step
 
     def _look(self) -> None:
         self._steps = self._steps_there()
@@ -402,6 +420,7 @@ class Checkpoints:
             )
         self._shared("")
         self._look()
+        self._steps = [step for step in self._steps if step <= taken]  # a damaged one may have kept its name
 
 
 def check_together(path: epath.Path, how: str = "checksums") -> None:

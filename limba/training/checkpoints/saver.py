@@ -86,13 +86,11 @@ class Saver:
         self._serial = 0  # of the saves of this process, and
         self._num_attempts = 0  # of their attempts: the same in all processes
         self._last_bytes = 0
-        self._good_step: int | None = None
+        self.good_step: int | None = None  # from which a restart would go on, for messages
 
-    def start(self, step: int, snapshot: Snapshot, data: Mapping[str, object], good_step: int | None) -> None:
-        """Starts a save; the one before has ended (`wait`). `good_step` is the newest one before it, for messages."""
+    def start(self, step: int, snapshot: Snapshot, data: Mapping[str, object]) -> None:
+        """Starts a save; the one before has ended (`wait`)."""
         self._serial += 1
-        if self._good_step is None:
-            self._good_step = good_step
         self._deadline = time.monotonic() + self._seconds + 2 * GRACE_SECONDS + AGREE_SECONDS
         task = Task(step, snapshot, data)
         self._has_reported = False
@@ -155,9 +153,9 @@ class Saver:
         )
 
     def _good_text(self) -> str:
-        if self._good_step is None:
+        if self.good_step is None:
             return "No earlier step is saved."
-        return f"Step {self._good_step:,} in {self.directory} is good."
+        return f"Step {self.good_step:,} in {self.directory} is good."
 
     def _run(self, task: Task) -> None:
         """Saves, and reports the end; what the thread does."""
@@ -173,11 +171,11 @@ class Saver:
             error = self._failed(task, short_reason(caught))
             error.__cause__ = caught
         if error is None:
-            self._good_step = task.step
+            self.good_step = task.step
         self._report(task.step, error)
         if error is None and jax.process_index() == 0:
             with contextlib.suppress(RestartError):  # the run's own look at its lease ends it
-                step_directory.remove_all_but(self.directory, self._keep, self._may_commit)
+                step_directory.remove_old(self.directory, task.step, self._keep, self._may_commit)
 
     def _report(self, step: int, error: StorageError | RestartError | None) -> None:
         """Has all processes report the end at the same call of `poll`: the first that none has made yet."""
@@ -250,7 +248,10 @@ class Saver:
 
         def cleared() -> bool:
             if jax.process_index() == 0 and time.monotonic() < self._stop_by:  # else the next start does it
-                step_directory.clear_step(attempt)
+                # A storage that is down takes all of the phase's time to say so; the decision needs some of it. What
+                # is left there, the next attempt removes, or the next start.
+                with contextlib.suppress(TimeoutError):
+                    limited(lambda: step_directory.clear_step(attempt), GRACE_SECONDS / 2, "the removal")
             return time.monotonic() < last_start and not self._abandoned.is_set()
 
         try:

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -233,19 +233,32 @@ def _remove_objects(path: epath.Path, objects: literal_names.Objects) -> None:
     literal_names.remove_objects(path, others)
 
 
-def remove_all_but(directory: epath.Path, keep: int | None, may_commit: Callable[[], None] = lambda: None) -> None:
-    """Removes all but the newest steps; what cannot be removed stays, with a warning.
+def old_steps(steps: Iterable[int], saved: int, keep: int) -> list[int]:
+    """Returns which steps are removed once `saved` is there: those before it, but for the newest `keep` of them and it.
+
+    A later step is left alone. It is of before the run went back: damaged, and it could not be renamed.
+
+    >>> old_steps([15, 20, 25, 40], saved=25, keep=2)
+    [15]
+    """
+    return sorted(step for step in steps if step <= saved)[:-keep]
+
+
+def remove_old(
+    directory: epath.Path, saved: int, keep: int | None, may_commit: Callable[[], None] = lambda: None
+) -> None:
+    """Removes the `old_steps`, the oldest first; what cannot be removed stays, with a warning.
 
     `may_commit` as in `open_step`, asked before each of them: a successor may have begun from one of these steps.
     """
     if keep is None:
         return
     try:
-        steps = sorted(steps_in(directory))
+        steps = old_steps(steps_in(directory), saved, keep)
     except Exception as error:  # noqa: BLE001  the new checkpoint is good all the same
         logger.warning("The old checkpoints in %s cannot be removed (%s).", directory, reason_of(error))
         return
-    for step in steps[:-keep]:
+    for step in steps:
         try:
             may_commit()
             remove_step(directory, step)

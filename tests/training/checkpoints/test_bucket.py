@@ -112,7 +112,7 @@ def test_a_bucket_that_may_not_be_listed_is_not_an_empty_one(
             checkpoints.restore_latest(states.abstract())
         with pytest.raises(StorageError, match=sentence):
             Checkpoints("gs://bucket/run", CheckpointConfig(), states.DATA)
-        step_directory.remove_all_but(checkpoints.directory, keep=1)  # no error: the save before it is good
+        step_directory.remove_old(checkpoints.directory, 20, keep=1)  # no error: the save before it is good
         assert server.names("run/checkpoints") == ["run/checkpoints/20/manifest.json"]
     warning = caplog.messages[-1]
     assert warning.startswith("The old checkpoints in gs://bucket/run/checkpoints cannot be removed ("), warning

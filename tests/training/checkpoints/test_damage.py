@@ -1,5 +1,6 @@
 """Whatever happens to one file of the newest checkpoint: it is named in one line, and the one before is resumed."""
 
+import errno
 import itertools
 import logging
 import re
@@ -11,11 +12,12 @@ import pytest
 from limba.config import CheckpointConfig, DataConfig, InputError, StorageError
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
 from limba.storage import manifest
-from limba.training.checkpoints import arrays, directory
+from limba.training.checkpoints import arrays, directory, saver, step_directory
 from limba.training.checkpoints.directory import Checkpoints, Restored
 from limba.training.checkpoints.initial import load_initial
 from tests import tiny
 from tests.training.checkpoints import states
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +223,53 @@ def test_a_step_that_was_set_aside_before_is_not_overwritten(run: Path) -> None:
         shutil.copytree(places / "10", places / "20")
     aside = [places / f"20.broken{end}" / "data" / "metadata" for end in ("", "-2", "-3")]
     assert [path.read_text() for path in aside] == ["damage 0", "damage 1", "damage 2"]
+
+
+def test_a_damaged_step_that_keeps_its_name_takes_the_place_of_none(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps before it were removed, also the one that was just saved, and the damaged one was kept."""
+
+    def refused(path: object, ending: str = "") -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    places = run / "checkpoints"
+    states.save(run, 40)
+    empty(places / "40" / "data" / "metadata")
+    monkeypatch.setattr(step_directory, "set_aside", refused)
+    with Checkpoints(str(run), CheckpointConfig(keep=1), states.DATA) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
+        assert checkpoints.steps() == [10, 20]
+        checkpoints.save(25, states.state(25), {0: {"about": {}, "batch": 25}}, {"step": 25})
+        checkpoints.wait()
+        assert checkpoints.poll() == [25] and checkpoints.steps() == [25]
+        wait_until(lambda: not (places / "20").exists())
+    assert sorted(path.name for path in places.iterdir()) == ["25", "40"]
+    states.assert_is(restore(run), 25)
+
+
+@pytest.mark.parametrize("goes_back", [False, True])
+def test_the_step_that_is_called_good_is_the_one_that_the_run_goes_on_from(
+    goes_back: bool, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the step with the highest number when the run began."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    if not goes_back:
+        empty(run / "checkpoints" / "20" / "data" / "metadata")
+        monkeypatch.setattr(step_directory, "set_aside", refused)
+    with Checkpoints(str(run), states.CONFIG, states.DATA) as checkpoints:
+        restored = checkpoints.restore_latest(states.abstract())
+        if goes_back:
+            checkpoints.save(30, states.state(30), {0: {"about": {}, "batch": 30}}, {"step": 30})
+            restored = checkpoints.restore_step(10, states.abstract())
+        states.assert_is(restored, 10)
+        monkeypatch.setattr(step_directory, "open_step", refused)
+        checkpoints.stop()
+        monkeypatch.setattr(saver, "FIRST_PAUSE_SECONDS", 2 * saver.STOP_SECONDS)  # one attempt
+        checkpoints.save(15, states.state(15), {0: {"about": {}, "batch": 15}}, {"step": 15})
+        with pytest.raises(StorageError, match=r"Step 15 cannot be saved .* Step 10 in \S+ is good\."):
+            checkpoints.wait()
 
 
 def test_if_none_is_whole_nothing_is_renamed(run: Path) -> None:

@@ -209,6 +209,47 @@ def test_a_save_that_fails_for_a_while_is_repeated(tmp_path: Path, caplog: pytes
         states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
 
 
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("in_bucket", [False, True])
+def test_a_removal_that_stands_still_leaves_time_for_the_next_attempt(
+    in_bucket: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that is down took all of the phase's time to refuse the removal, and the save was given up."""
+    if in_bucket:
+        monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
+    may_go_on, ended = threading.Event(), threading.Event()
+    attempts: list[step_directory.Attempt] = []
+    limited, commit_step, clear_step = saver.limited, step_directory.commit_step, step_directory.clear_step
+
+    def no_time_for_the_removal(call: Callable[[], object], seconds: float, what: str) -> object:
+        return limited(call, 0.0 if what == "the removal" else seconds, what)
+
+    def commit(attempt: step_directory.Attempt, *rest: object) -> None:
+        attempts.append(attempt)
+        if len(attempts) == 1:
+            raise OSError(errno.EIO, "HTTP 503")
+        commit_step(attempt, *rest)
+
+    def clear_late(attempt: step_directory.Attempt) -> None:
+        may_go_on.wait(2 * MINUTE)
+        clear_step(attempt)
+        ended.set()
+
+    monkeypatch.setattr(saver, "limited", no_time_for_the_removal)
+    monkeypatch.setattr(step_directory, "commit_step", commit)
+    monkeypatch.setattr(step_directory, "clear_step", clear_late)
+    with opened(tmp_path) as checkpoints:
+        start(checkpoints, 5)
+        assert polled(checkpoints) == [5] and len(attempts) == 2
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert not [path for path in files if attempts[0].name in str(path)]  # the next attempt has removed them
+        may_go_on.set()  # and what was left behind changes nothing any more
+        assert ended.wait(MINUTE)
+    monkeypatch.undo()
+    with opened(tmp_path) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 5)
+
+
 def test_a_disk_without_room_is_found_before_the_first_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -619,7 +660,7 @@ def test_an_old_step_stays_while_the_lease_cannot_be_asked(tmp_path: Path, caplo
     def may_commit() -> None:
         raise TimeoutError("the storage gives no answer")
 
-    step_directory.remove_all_but(epath.Path(tmp_path) / "checkpoints", 1, may_commit)
+    step_directory.remove_old(epath.Path(tmp_path) / "checkpoints", 20, 1, may_commit)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
     assert caplog.messages[-1].endswith("checkpoints/10 cannot be removed (the storage gives no answer).")
 
@@ -633,6 +674,34 @@ def test_a_run_does_not_go_back_once_another_one_has_the_directory(tmp_path: Pat
     with (
         Checkpoints(str(tmp_path), states.CONFIG, states.DATA, may_commit=may_commit) as checkpoints,
         pytest.raises(RestartError, match="Another process trains in this directory now"),
+    ):
+        checkpoints.restore_step(10, states.abstract())
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("lease", TimeoutError("a request has not ended after 60 s")),
+        ("lease", ValueError("UNAVAILABLE: Error writing gs://bucket/lease HTTP 503")),  # tensorstore's
+        ("renaming", OSError(errno.ESTALE, "Stale file handle")),
+    ],
+)
+def test_a_run_that_cannot_go_back_ends_with_one_sentence(
+    place: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback and status 1."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    states.save(tmp_path, 10, 20)
+    if place == "renaming":
+        monkeypatch.setattr("limba.storage.literal_names.rename_folder", fail)
+    may_commit = fail if place == "lease" else lambda: None
+    with (
+        Checkpoints(str(tmp_path), states.CONFIG, states.DATA, may_commit=may_commit) as checkpoints,
+        pytest.raises(StorageError, match=r"^Step 20 in \S+ cannot be renamed \(.+\); start the same command again\.$"),
     ):
         checkpoints.restore_step(10, states.abstract())
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "20"]

@@ -15,10 +15,12 @@ from limba.config import (
     CheckpointConfig,
     DataConfig,
     NonFiniteError,
+    RestartError,
     RunConfig,
     ScheduleConfig,
     optimizer_config,
 )
+from limba.storage import manifest
 from limba.training.introduction import details, introduction
 from limba.training.metrics import advice
 from limba.training.metrics.flops import sides
@@ -151,6 +153,22 @@ def test_a_trace_that_the_bucket_does_not_take_stays_here(config: RunConfig, mon
             trace.after(step, np.zeros(1), is_last=False)
     match = re.fullmatch(r"The trace stays in (\S+): gs://bucket/run/profile/\S+ cannot be \w+ \(.*", said[0])
     assert len(said) == 1 and match and list(Path(match[1]).rglob("*.xplane.pb"))
+
+
+def test_a_trace_whose_place_another_process_has_taken_ends_no_run(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(folder: Path, address: str) -> None:
+        raise RestartError(f"Another process uses {address} now.")
+
+    said: list[str] = []
+    monkeypatch.setattr(manifest, "upload", lost)
+    trace = Trace(dataclasses.replace(config, profile_steps=2, model_dir="gs://bucket/run"), 10, said.append)
+    for step in range(11, 17):
+        trace.before(step)
+        trace.after(step, np.zeros(1), is_last=False)
+    assert len(said) == 1
+    assert re.fullmatch(r"The trace stays in \S+: Another process uses gs://bucket/run/profile/\S+ now\.", said[0])
 
 
 def test_a_run_too_short_to_be_traced_says_so(config: RunConfig) -> None:
