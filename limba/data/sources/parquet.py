@@ -37,6 +37,16 @@ def read_footer(path: str, policy: ReadPolicy) -> tuple[int, FileMetaData]:
             raise UnitError(f"{path} cannot be read as parquet ({reason_of(error)}); check the file.") from error
 
 
+def row_group_of(path: str, metadata: FileMetaData, group: int) -> RowGroupMetaData:
+    """Returns what the footer says of a row group; UnitError where the file has it no more."""
+    if group >= metadata.num_row_groups:
+        raise UnitError(
+            f"{path} has {metadata.num_row_groups} row groups, fewer than when the corpus was listed, so it was"
+            " replaced meanwhile; restore the file, or start the same command again."
+        )
+    return metadata.row_group(group)
+
+
 def parquet_values(
     path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: FileMetaData
 ) -> Iterator[tuple[str | bytes, ...]]:
@@ -47,7 +57,8 @@ def parquet_values(
     import pyarrow
     import pyarrow.parquet
 
-    ranges = [_column_range(metadata.row_group(group), column, size) for column in columns]
+    row_group = row_group_of(path, metadata, group)
+    ranges = [_column_range(row_group, column, size) for column in columns]
     start = min(start for start, _ in ranges)
     stop = max(stop for _, stop in ranges)
     location = f"{path}, row group {group},"

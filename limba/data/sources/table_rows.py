@@ -53,14 +53,17 @@ def header_and_rows(unit: Unit, file: IO[bytes], form: str) -> tuple[list[str] |
 
 
 def table_rows(unit: Unit, file: IO[bytes], form: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows of csv or tsv with their line numbers; says once how csv is separated if not by commas."""
+    """Yields the rows of csv or tsv with their line numbers; says once how csv is separated if that had to be found.
+
+    Nothing is said of commas.
+    """
     lines = (decoded(unit, offset, line) for offset, line in lines_of(unit, file, keeps_ends=True))
     try:
         if form == "tsv":
             yield from tables.tsv_rows(lines)
             return
         dialect, rows = tables.csv_rows(lines)
-        if dialect != tables.Dialect():
+        if dialect is not None and dialect != tables.Dialect():
             space = ", each with a space behind it" if dialect.skips_space else ""
             say_once(
                 f"{unit.path.rpartition('/')[0]} {dialect}",

@@ -13,8 +13,10 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import FileSource, chunk_reader, json_documents, json_rows, listing, notices, readers
+from limba.data.sources import FileSource, chunk_reader, json_documents, json_rows, listing, notices, parquet, readers
 from limba.data.sources.chunk_reader import ChunkReader
+from limba.data.sources.failures import UnitError
+from limba.data.sources.remote import PATIENT
 from tests.data.text_files import TEXTS, write
 
 
@@ -272,6 +274,14 @@ def test_bad_files_are_named_with_the_place(tmp_path):
     parquet = write(tmp_path / "k.parquet")
     with pytest.raises(InputError, match="'id', 'text'"):
         read_all(listing.list_units(listing.list_files([str(parquet)])), "body")
+
+
+def test_a_parquet_file_that_was_replaced_by_one_with_fewer_row_groups_is_named(tmp_path):
+    path = write(tmp_path / "c.parquet")
+    with pytest.raises(UnitError, match="fewer than when the corpus was listed"):
+        read_all([listing.Unit(str(path), 100, 101)])
+    with pytest.raises(UnitError, match="fewer than when the corpus was listed"):
+        listing.group_rows([listing.Unit(str(path), 100, 101)], PATIENT, parquet.read_footer)
 
 
 def test_paths_that_give_nothing_are_refused(tmp_path):
