@@ -176,12 +176,14 @@ class Splits:
                 self._marks[key] = marks_of(files, key[1])
             return self._marks[key]
 
-    def num_bytes(self, split: str) -> int:
-        """Returns the bytes of the split's files, for a mixture's temperature; InputError if they are not known."""
-        sizes = [file.size or 0 for file in self.listed(split)]
-        if not all(sizes):
-            raise InputError(f"The size of the files of {self.name} is not known; register the mixture with rates.")
-        return sum(sizes)
+    def num_bytes(self, split: str) -> int | None:
+        """Returns the bytes of the split's files, for a mixture's temperature; None if those of a file are unknown."""
+        num_bytes = 0
+        for file in self.listed(split):
+            if file.size is None:
+                return None
+            num_bytes += file.size
+        return num_bytes
 
     def units(self, split: str) -> list[listing.Unit]:
         """Returns the split's units in order; InputError if the split or its files do not exist."""

@@ -152,13 +152,15 @@ class TfdsSource(UnitSource):
     def is_small(self, split: str) -> bool:
         return False  # its files say their documents, without being read
 
-    def num_bytes(self, split: str) -> int:
-        parts = self.builder.info.splits[self.patterns_of_split(split)[0]].file_instructions
-        taken = [(part.take if part.take >= 0 else part.examples_in_shard - part.skip) for part in parts]
-        return sum(
-            _size(str(part.filename)) * count // part.examples_in_shard
-            for part, count in zip(parts, taken, strict=True)
-        )
+    def num_bytes(self, split: str) -> int | None:
+        num_bytes = 0
+        for part in self.builder.info.splits[self.patterns_of_split(split)[0]].file_instructions:
+            size = _size(str(part.filename))
+            if size is None:
+                return None
+            taken = part.take if part.take >= 0 else part.examples_in_shard - part.skip
+            num_bytes += size * taken // part.examples_in_shard
+        return num_bytes
 
     def _chunks(self, unit: Unit) -> Iterator[list[bytes]]:
         return in_chunks(self._file_texts(unit), self._policy)
@@ -209,8 +211,8 @@ def _masked(data: bytes) -> bytes:
     return (((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-def _size(path: str) -> int:
-    return os.path.getsize(path) if "://" not in path else _file(path).size or 0
+def _size(path: str) -> int | None:
+    return os.path.getsize(path) if "://" not in path else _file(path).size
 
 
 def _file(path: str) -> File:
