@@ -21,6 +21,7 @@ from limba.data.sources.columns import joined
 from limba.data.sources.documents import Chosen, Dealt, Part, Share
 from limba.data.sources.listing import Unit
 from limba.data.sources.order import Counts, Reading, fewer_shards
+from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.units import FileSource
 
 RECORDS_PER_UNIT = 1024
@@ -218,6 +219,10 @@ class ArrayRecordSource(FileSource):
         records = self._records_of(split)
         file = records.paths.index(unit.path)
         return [text for text in records[sum(records.counts[:file]) + np.arange(unit.start, unit.stop)] if text]
+
+    def first_rows(self, unit: Unit, column: str, policy: ReadPolicy) -> list[bytes]:
+        stop = min(unit.stop or 0, unit.start + RECORDS_PER_READ)  # of a bucket each is a request
+        return [text or b"" for text in _Records([unit.path], (column,))[np.arange(unit.start, stop)]]
 
     def records_at(self, split: str, numbers: np.ndarray) -> Iterator[tuple[int, bytes | None]]:
         """Yields (number, document) of some records; None or b"" for one without a value in a column."""

@@ -50,7 +50,9 @@ def row_group_of(path: str, metadata: FileMetaData, group: int) -> RowGroupMetaD
 def parquet_values(
     path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: FileMetaData
 ) -> Iterator[tuple[str | bytes, ...]]:
-    """Yields the texts of some columns of a row group, row by row; rows with a null are left out.
+    """Yields the texts of some columns of a row group, row by row; rows with a null are left out, but for a policy.
+
+    With a policy that keeps rows without text, "" stands for a null.
 
     Raises UnitError for damaged pages, InputError for a column that does not hold text.
     """
@@ -74,6 +76,8 @@ def parquet_values(
                 for row in zip(*(_texts(path, _column(batch, name), name, is_pair) for name in columns), strict=True):
                     if None not in row:
                         yield row
+                    elif policy.keep_blank:
+                        yield tuple("" if value is None else value for value in row)
     except ReadError:
         raise
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:

@@ -251,16 +251,19 @@ class Splits:
         return [*pieces, text[start:]] if start < len(text) else pieces
 
     def blank_shares(self, split: str) -> dict[str, float]:
-        """Returns {feature: share of rows without text in its column} of the first chunks of some units of a split."""
-        units = [unit for unit in self.units(split) if not unit.path.endswith(".array_record")]
-        shares = {}
+        """Returns {feature: share of rows without text in its column} of the first rows of some units of a split."""
+        units = self.units(split)
         some = units[:: len(units) // UNITS_OF_BLANK + 1]
         policy = dataclasses.replace(self._policy, keep_blank=True)
+        shares = {}
         for key, column in zip(self.keys, self.columns, strict=True):
-            firsts = [readers.read_chunks(unit, column, policy, self._read.footers) for unit in some]
-            rows = [row for chunks in firsts for row in next(chunks, [])]
+            rows = [row for unit in some for row in self.first_rows(unit, column, policy)]
             shares[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
         return shares
+
+    def first_rows(self, unit: listing.Unit, column: str, policy: ReadPolicy) -> list[bytes]:
+        """Returns what a column has in the first rows of a unit, with a policy that keeps those without text."""
+        return next(readers.read_chunks(unit, column, policy, self._read.footers), [])
 
     def texts(self, split: str) -> Iterator[str]:
         """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""

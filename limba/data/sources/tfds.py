@@ -163,13 +163,16 @@ class TfdsSource(UnitSource):
         return num_bytes
 
     def _chunks(self, unit: Unit) -> Iterator[list[bytes]]:
-        return in_chunks(self._file_texts(unit), self._policy)
+        return in_chunks(self._file_texts(unit, self.columns), self._policy)
 
-    def _file_texts(self, unit: Unit) -> Iterator[bytes]:
+    def first_rows(self, unit: Unit, column: str, policy: ReadPolicy) -> list[bytes]:
+        return next(in_chunks(self._file_texts(unit, (column,)), policy), [])
+
+    def _file_texts(self, unit: Unit, columns: Sequence[str]) -> Iterator[bytes]:
         features = self.builder.info.features
         for record in self._file_records(unit):
             row = features.deserialize_example_np(record)
-            yield joined([row[name] for name in self.columns])
+            yield joined([row[name] for name in columns])
 
     def _file_records(self, unit: Unit) -> Iterator[bytes]:
         assert unit.stop is not None  # as `list_units` makes them
