@@ -19,6 +19,7 @@ from limba.config import ConfigError, InputError, without_credentials
 from limba.data.draws import Purpose
 from limba.data.sources.columns import joined
 from limba.data.sources.documents import Chosen, Dealt, Part, Share
+from limba.data.sources.json_documents import stored_name
 from limba.data.sources.listing import Unit
 from limba.data.sources.order import Counts, Reading, fewer_shards
 from limba.data.sources.remote import ReadPolicy
@@ -150,14 +151,15 @@ class _Records:
             features = features_of(record)
         except Exception as error:  # protobuf's own error class depends on how it was built
             raise InputError(f"{path} holds a record that is not a tf.train.Example; write it again.") from error
-        for column in self._columns:
-            if column not in features:
+        names = [stored_name(column) for column in self._columns]
+        for name, column in zip(names, self._columns, strict=True):
+            if name not in features:
                 raise ConfigError(
                     "DataConfig.column",
                     f"is {column!r}, and {path} has {', '.join(map(repr, sorted(features))) or 'none'}; give one of"
                     " these.",
                 )
-        values = [features[column].bytes_list.value for column in self._columns]
+        values = [features[name].bytes_list.value for name in names]
         return joined([value[0] for value in values]) if all(values) else None
 
 

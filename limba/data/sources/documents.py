@@ -109,6 +109,11 @@ class Documents(Dataset):
         super().__init__(dict.fromkeys(share.source.keys, TEXT))
         self._share = share
 
+    def name_of(self, document: Document) -> str:
+        share = self._share
+        unit_name, row, _ = share.source.document(share.reading.split, document.unit, document.chunk, document.row)
+        return f"Document {row:,} of {unit_name}"
+
     def read(self, place: Place = None) -> Iterator[Item]:
         """Yields the documents.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from limba.config import InputError, reason_of
 from limba.data.sources.columns import check_names, no_column
 from limba.data.sources.failures import RecordError, UnitError
-from limba.data.sources.json_documents import TOKENS, flat, not_text, numbers_as_text, stored_name
+from limba.data.sources.json_documents import are_ids, flat, is_document, not_document, numbers_as_text, stored_name
 from limba.data.sources.remote import ReadError, ReadPolicy, open_file
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def parquet_values(
             for batch in parquet.iter_batches(
                 64, row_groups=[group], columns=[stored_name(name) for name in columns], use_threads=False
             ):
-                is_pair = len(columns) > 1
-                for row in zip(*(_texts(path, _column(batch, name), name, is_pair) for name in columns), strict=True):
+                for row in zip(*(_texts(path, _column(batch, name), name, columns) for name in columns), strict=True):
                     if None not in row:
                         yield row
                     elif policy.keep_blank:
@@ -151,22 +150,25 @@ def check_column(path: str, schema: Schema, column: str) -> bool:
     )
 
 
-def _texts(path: str, values: Array, column: str, is_pair: bool) -> list[str | bytes | None]:
+def _texts(path: str, values: Array, column: str, columns: Sequence[str]) -> list[str | bytes | None]:
+    """Returns what one of some columns holds: texts, or ids as bytes; None for a null."""
     import pyarrow
 
+    holds_ids = are_ids(columns)
+    is_pair = len(columns) > 1
     if isinstance(values, pyarrow.DictionaryArray):
         values = values.dictionary_decode()
-    texts = [flat(numbers_as_text(value) if is_pair else value, column) for value in values.to_pylist()]
-    if column != TOKENS:
+    texts = [flat(numbers_as_text(value) if is_pair else value, holds_ids) for value in values.to_pylist()]
+    if not holds_ids:
         texts = [as_text(value) if isinstance(value, bytes) else value for value in texts]
     for value in texts:
-        if isinstance(value, bytes) and column != TOKENS:
+        if isinstance(value, bytes) and not holds_ids:
             raise RecordError(
                 f"{path} holds bytes in column {column!r} that are not text in UTF-8; set DataConfig.column to another"
                 " one, or write the texts as UTF-8."
             )
-        if value is not None and not isinstance(value, bytes if column == TOKENS else str):
-            raise not_text(path, value, column)
+        if not is_document(value, holds_ids):
+            raise not_document(path, value, column, holds_ids)
     return texts
 
 

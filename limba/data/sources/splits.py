@@ -17,8 +17,8 @@ from limba.config import ConfigError, InputError
 from limba.data.sources import columns, listing, readers
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
+from limba.data.sources.json_documents import TOKENS
 from limba.data.sources.order import Counts, fewer_shards, shard_of_row
-from limba.data.sources.parquet import TOKENS
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from limba.data.sources import remote
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.columns import joined
 from limba.data.sources.fingerprints import File, version_of
+from limba.data.sources.json_documents import TOKENS, are_ids, not_document, stored_name
 from limba.data.sources.listing import Unit
 from limba.data.sources.readers import in_chunks
 from limba.data.sources.remote import ReadPolicy
@@ -94,9 +95,11 @@ class TfdsSource(UnitSource):
                 f" its folder{self._instead}."
             )
         features = cast(Mapping[str, object], builder.info.features)
-        if missing := [name for name in self.columns if name not in features]:
+        if missing := [name for name in self.columns if stored_name(name) not in features]:
             names = ", ".join(map(repr, sorted(features)))
             raise InputError(f"{self.name} has no feature {missing[0]!r}; it has {names}: name one of these.")
+        if are_ids(self.columns) and isinstance(features[TOKENS], tfds.features.Text):
+            raise not_document(self.name, "", TOKENS, holds_ids=True)
         return builder
 
     @property
@@ -172,7 +175,11 @@ class TfdsSource(UnitSource):
         features = self.builder.info.features
         for record in self._file_records(unit):
             row = features.deserialize_example_np(record)
-            yield joined([row[name] for name in columns])
+            values = [row[stored_name(name)] for name in columns]
+            for name, value in zip(columns, values, strict=True):
+                if not isinstance(value, bytes):
+                    raise not_document(unit.path, value, name, are_ids(columns))
+            yield joined(values)
 
     def _file_records(self, unit: Unit) -> Iterator[bytes]:
         assert unit.stop is not None  # as `list_units` makes them

@@ -12,7 +12,7 @@ from limba.config import InputError
 from limba.data.dataset import Document
 from limba.data.objectives.choice import is_without_tensorflow
 from limba.data.sources.columns import FIELD_SEPARATOR
-from limba.data.sources.parquet import TOKENS
+from limba.data.sources.json_documents import TOKENS
 from limba.data.sources.readers import chunk_bytes
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Recipe

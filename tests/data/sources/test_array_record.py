@@ -125,22 +125,39 @@ def test_long_documents_come_in_pieces_and_whole(tmp_path):
     assert list(source.texts("train")) == [long, unbroken, "short"]
 
 
-def prepare(directory: Path, file_format: str, examples: Sequence[Mapping[str, str]]) -> str:
+def prepare(directory: Path, file_format: str, examples: Sequence[Mapping[str, str | int]]) -> str:
     """Makes a TFDS data set of real files as TFDS's own command makes one; returns its directory."""
+    kinds = {name: tf.string if isinstance(value, str) else tf.int64 for name, value in examples[0].items()}
     split = tf.data.Dataset.from_generator(
-        lambda: iter(examples),
-        output_signature={name: tf.TensorSpec([], tf.string) for name in ("text", "title")},
+        lambda: iter(examples), output_signature={name: tf.TensorSpec([], kind) for name, kind in kinds.items()}
     )
+    features = {name: tfds.features.Text() if kind is tf.string else kind for name, kind in kinds.items()}
     tfds.dataset_builders.store_as_tfds_dataset(
         name="documents",
         version="1.0.0",
-        features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": tfds.features.Text()}),
+        features=tfds.features.FeaturesDict(features),
         split_datasets={"train": split},
         data_dir=str(directory),
         file_format=file_format,
         disable_shuffling=True,
     )
     return str(directory)
+
+
+def test_a_feature_called_tokens_with_text_is_read_by_its_own_name(tmp_path):
+    write_records(tmp_path / "c.array_record", [b"the cat sat.", b"ab"], "tokens")
+    prepare(tmp_path, "tfrecord", [{"tokens": "the cat sat.", "number": 1}, {"tokens": "ab", "number": 2}])
+
+    def of_tfds(column: str) -> TfdsSource:
+        return TfdsSource("documents", column=column, data_dir=str(tmp_path), validation_percent=NO_VALIDATION)
+
+    records = ArrayRecordSource(f"{tmp_path}/c.array_record", "tokens[]", NO_VALIDATION)
+    for source in (records, of_tfds("tokens[]")):
+        assert texts(source.documents("train", shuffle=False, num_epochs=1)) == ["the cat sat.", "ab"]
+    with pytest.raises(InputError, match=r"holds text in column 'tokens', a name for ids; .* 'tokens\[\]'"):
+        of_tfds("tokens").check("train")
+    with pytest.raises(InputError, match="holds int in column 'number', not text"):
+        of_tfds("number").check("train")
 
 
 @pytest.fixture(scope="module", params=["tfrecord", "array_record"])
