@@ -19,7 +19,7 @@ import tensorflow as tf
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import OBJECTIVES as NAMES
 from limba.config import DataConfig, InputError
-from limba.data.dataset import Dataset, preprocessor
+from limba.data.dataset import Dataset, Document, preprocessor
 from limba.data.objectives import (
     SUPERVISED,
     add_prefix,
@@ -29,7 +29,9 @@ from limba.data.objectives import (
     tokenize_documents,
 )
 from limba.data.sources import ArrayRecordSource, FileSource, readers
+from limba.data.stream import names
 from limba.data.stream.names import NamedDocument
+from limba.data.stream.shard import Recipe
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
@@ -175,6 +177,25 @@ def test_a_document_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     write(path, texts(count=40)[:10])
     with pytest.raises(InputError, match=r"a.txt\[0:[0-9]+\] has fewer documents than when it was read"):
         FileSource(str(path), "text", 0.0).document("train", 0, 0, 39)
+    records = write(tmp_path / "a.array_record", texts(count=40))
+    with pytest.raises(InputError, match=r"a.array_record has fewer records than when it was read"):
+        ArrayRecordSource(str(records), "text", 0.0).document("train", 0, 0, 40)
+
+
+def test_a_document_that_has_fewer_pieces_now_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
+    from limba.data.sources import splits
+
+    monkeypatch.setattr(splits, "PIECE_BYTES", 60)
+    path = write(tmp_path / "a.txt", ["w" * 50, "w" * 100])
+    source = FileSource(str(path), "text", 0.0)
+    config = config_of(register("shorter", source, tokenize_documents, span_corruption), vocabulary=None)
+    recipe = Recipe(resolve_task(config), {"inputs": 32, "targets": 16}, config)
+    pieces = [Document(0, 0, 0, 1, piece, 0.0) for piece in (0, 1)]
+    (document,) = names.named(recipe, pieces)
+    assert document.text == " ".join(["w" * 60, "w" * 40])
+    pieces[1] = pieces[1]._replace(piece=2)
+    with pytest.raises(InputError, match=r"^document 1 of \S+a.txt\[0:152\] is shorter than when it was read; restore"):
+        list(names.named(recipe, pieces))
 
 
 @preprocessor

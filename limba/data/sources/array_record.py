@@ -233,6 +233,8 @@ class ArrayRecordSource(FileSource):
     def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:
         del unit, chunk
         records = self._records_of(split)
+        if row >= records.total:
+            raise InputError(f"{self.name} has fewer records than when it was read; restore the original files.")
         (text,) = records[np.array([row])]
         return *records.place(row), text or b""
 

@@ -83,7 +83,8 @@ class _OpenPart:
 
     def next_document(self) -> tuple[int, int, dict[str, bytes]] | None:
         """Returns row, piece and element of the next document; None at the end of the part."""
-        while self._documents is None or self.given == len(self._documents):
+        # A chunk may have fewer documents than were given of it: its file was edited, or a part of it is skipped now.
+        while self._documents is None or self.given >= len(self._documents):
             if self._documents is not None:
                 self.chunk += 1
                 self.given = 0

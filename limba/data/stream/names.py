@@ -76,6 +76,10 @@ def named(recipe: Recipe, documents: Iterable[Document], most_bytes: int | None 
             continue
         unit_name, row_of_unit, content = source.document(recipe.config.train_split, unit, chunk, row)
         parts = source.pieces(content)
+        if max(read) >= len(parts):
+            raise InputError(
+                f"document {row_of_unit:,} of {unit_name} is shorter than when it was read; restore the original file."
+            )
         text = b" ".join(parts[piece] for piece in dict.fromkeys(read))
         vocabulary = part.output_features["targets"].vocabulary
         text_of_document = _text(source, text, vocabulary)

@@ -19,6 +19,7 @@ from limba.config import InputError
 from limba.data.dataset import Dataset
 from limba.data.sources import ArrayRecordSource, FileSource, HubSource, readers, splits
 from limba.data.sources.order import Reading
+from limba.data.sources.remote import ReadPolicy
 from tests.data.text_files import TEXTS, write, write_three_records
 
 NO_VALIDATION = 0.0
@@ -112,6 +113,23 @@ def test_position_is_restored_across_epochs(source, tmp_path):
         assert [(item.value, item.documents) for item in again] == [
             (item.value, item.documents) for item in items[taken : taken + 200]
         ]
+
+
+@pytest.mark.parametrize("how", ["edited", "unreadable", "unreadable and counted"])
+def test_a_chunk_with_fewer_documents_than_were_given_is_read_no_further(tmp_path, how):
+    """A file edited in its middle to the same length, or a line before the place that cannot be read any more."""
+    lines = [f"line {number:03}" for number in range(200)]
+    path = write(tmp_path / "c.txt", lines)
+    source = FileSource(str(path), validation_percent=NO_VALIDATION)
+    reading = Reading("train", 0, 1, 0, True, num_epochs=2)
+    counts = source.count("train") if how.endswith("counted") else None
+    *_, last = itertools.islice(source.dataset(reading, counts).read(), 150)
+    blank = b" " * 8 if how == "edited" else b"\xff" * 8
+    path.write_bytes(b"".join(blank + b"\n" if 50 <= n < 150 else f"{line}\n".encode() for n, line in enumerate(lines)))
+    again = FileSource(str(path), validation_percent=NO_VALIDATION).read_by(ReadPolicy(on_failure="skip"))
+    rest = [item.value["text"].decode() for item in again.dataset(reading, counts).read(last.place)]
+    assert rest and set(rest) <= {*lines[:50], *lines[150:]}
+    assert len(rest) == len(set(rest))  # of the second epoch
 
 
 def test_validation_is_carved_by_text_and_does_not_leak(tmp_path):
