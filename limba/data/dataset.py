@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from limba.config import InputError
 from limba.data.draws import Draws, Purpose, Words
 
 # An element is {feature: value}: text is bytes, tokens are int32 [n]. Between two operations it may be anything else.
@@ -76,6 +77,22 @@ class Item(NamedTuple, Generic[T]):
     tasks: Sequence[int] = (0,)
 
 
+class DocumentError(InputError):
+    """A document that cannot be tokenized: its number among those of the call, and a sentence without its subject.
+
+    >>> str(DocumentError(2, "has the id 9, and the vocabulary ends with 8; tokenize it by that."))
+    'A document has the id 9, and the vocabulary ends with 8; tokenize it by that.'
+    """
+
+    def __init__(self, number: int, sentence: str):
+        super().__init__(number, sentence)
+        self.number = number
+        self.sentence = str(self.args[1])
+
+    def _text(self) -> str:
+        return f"A document {self.sentence}"
+
+
 class Dataset(abc.ABC, Generic[T]):
     """A finite or endless sequence of elements; iterating over it gives their values from the beginning on.
 
@@ -95,6 +112,10 @@ class Dataset(abc.ABC, Generic[T]):
     @abc.abstractmethod
     def read(self, place: Place = None) -> Iterator[Item[T]]:
         """Yields the elements after a place that came with one of them; None: all of them."""
+
+    def name_of(self, document: Document) -> str | None:
+        """Returns where a document stands, for a message; None where that is not known."""
+        del document
 
     def __iter__(self) -> Iterator[T]:
         return (item.value for item in self.read())
@@ -173,6 +194,9 @@ class Derived(Dataset[U], Generic[T, U]):
         self.rows_per_block = parent.rows_per_block
         self.tokens_at_once = parent.tokens_at_once
         self._parent = parent
+
+    def name_of(self, document: Document) -> str | None:
+        return self._parent.name_of(document)
 
 
 class Elements(Dataset[T]):
@@ -287,7 +311,7 @@ class _Tokenized(Derived[T, Vector]):
             read, failure = _taken(items, num_groups * self._size)
             if not read:
                 break
-            vectors = self._tokenize([item.value for item in read])
+            vectors = self._tokens_of(read)
             groups = [slice(start, start + self._size) for start in range(0, len(read), self._size)]
             made = [_joined(read[group], vectors[group]) for group in groups]
             num_tokens = sum(map(len, vectors))
@@ -302,6 +326,17 @@ class _Tokenized(Derived[T, Vector]):
                 num_groups = max(num_groups // 2, 1)
         if failure is not None:
             raise failure
+
+    def _tokens_of(self, items: Sequence[Item[T]]) -> Sequence[np.ndarray]:
+        """Returns the tokens of each document; InputError, which names it, for one that cannot be tokenized."""
+        try:
+            return self._tokenize([item.value for item in items])
+        except DocumentError as error:
+            documents = items[error.number].documents
+            name = self.name_of(documents[0]) if documents else None
+            if name is None:
+                raise
+            raise InputError(f"{name} {error.sentence}") from error
 
 
 class _FlatMapped(Derived[T, U]):

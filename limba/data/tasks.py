@@ -243,13 +243,16 @@ def _own_rate(mixture: Mixture, task: Task) -> float:
 def _tempered_rate(task: Task, split: str, temperature: float) -> float:
     """Returns size^(1/T) of the corpus's size in bytes (Xue et al. 2021, arXiv:2010.11934, section 3.2: T = 1/0.3)."""
     source = unit_sources(task).get(task.name)
-    if source is None:
+    num_bytes = None if source is None else source.num_bytes(split)
+    if source is None or num_bytes is None:
         raise ConfigError(
             "DataConfig.mixture_temperature",
             f"is {temperature}, and the size of the corpus of task {task.name} is not known; leave it out, and register"
             " the mixture with numbers as rates.",
         )
-    return source.num_bytes(split) ** (1.0 / temperature)
+    if num_bytes == 0:
+        raise InputError(f"{source.name} holds 0 bytes in split {split!r}; give files with text in them.")
+    return num_bytes ** (1.0 / temperature)
 
 
 def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:

@@ -316,6 +316,17 @@ def _by_number(value: dict[str, Any]) -> dict[Any, Any]:
     return {int(name) if name in ("0", "1") else name: entry for name, entry in value.items()}
 
 
+def test_a_long_document_tokenized_beforehand_is_named_with_all_its_pieces(tmp_path: Path) -> None:
+    letters = "ab" * 5000  # 10,000 ids are three pieces
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"tokens": [3 + byte for byte in letters.encode()]}))
+    task = register("long_ids", FileSource(str(path), "tokens", 0.0), tokenize_documents, span_corruption)
+    config = config_of(task, vocabulary=None)
+    recipe = Recipe(resolve_task(config), {"inputs": 32, "targets": 16}, config)
+    (document,) = names.named(recipe, [Document(0, 0, 0, 0, piece, 0.0) for piece in range(3)])
+    assert document.text == letters
+
+
 @pytest.mark.parametrize("objective", [None, "whole_word_span_corruption"])
 def test_documents_tokenized_beforehand_with_sentencepiece(
     objective: str | None, tmp_path: Path, vocabulary, corpus

@@ -29,6 +29,7 @@ from limba.data.objectives import (
 )
 from limba.data.registry import Feature, Task
 from limba.data.sources import FileSource, HubSource, readers
+from limba.data.sources.fingerprints import File
 from limba.data.stream import shard as shards
 from limba.data.stream import streams
 from limba.data.stream.stages import open_stream
@@ -439,6 +440,33 @@ def test_temperature_sets_a_mixtures_rates_by_size(config, two_corpora, temperat
     first = taken(stream, 12)[:, :, 0]
     stream.close()
     assert abs((first == ord("l") + 3).mean() - expected) < 0.06
+
+
+def test_a_temperature_needs_the_size_of_every_file_and_an_empty_one_has_a_size(config, tmp_path, monkeypatch):
+    for name, texts in (("full", ["some text"] * 9), ("blank", [])):
+        write(tmp_path / f"{name}.txt", texts)
+
+    sized = dataclasses.replace(
+        config, mixture_or_task_name="sized_mix", data_files=None, vocabulary="byte", mixture_temperature=2.0
+    )
+
+    def rate(source: FileSource) -> float:
+        steps = [tokenize_documents, span_corruption]
+        task = seqio.TaskRegistry.add("sized", source=source, preprocessors=steps, output_features=_features())
+        seqio.MixtureRegistry.add("sized_mix", [("sized", 1.0)])
+        try:
+            return resolve_task(sized).get_rate(task)
+        finally:
+            seqio.MixtureRegistry.remove("sized_mix")
+            seqio.TaskRegistry.remove("sized")
+
+    assert rate(FileSource(f"{tmp_path}/*.txt")) == 90**0.5
+    with pytest.raises(InputError, match="holds 0 bytes in split 'train'; give files with text"):
+        rate(FileSource(f"{tmp_path}/blank.txt"))
+    unknown = FileSource(f"{tmp_path}/full.txt")
+    monkeypatch.setattr(unknown, "list_files", lambda patterns: [File(f"{tmp_path}/full.txt", None)])
+    with pytest.raises(InputError, match="mixture_temperature is 2.0, and the size .* is not known; leave it out"):
+        rate(unknown)
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

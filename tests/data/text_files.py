@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow
@@ -44,9 +44,16 @@ def write(path: Path, texts: Sequence[str] = TEXTS, column: str = "text") -> Pat
 
 def write_records(path: Path, values: Sequence[bytes], feature: str = "text") -> Path:
     """Writes an ArrayRecord file of examples with one feature; returns the path."""
+    return write_examples(path, [{feature: [value]} for value in values])
+
+
+def write_examples(path: Path, examples: Sequence[Mapping[str, Sequence[bytes]]]) -> Path:
+    """Writes an ArrayRecord file of examples with any values of some features; returns the path."""
     writer = ArrayRecordWriter(str(path), "group_size:1")
-    for value in values:
-        features = {feature: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))}
+    for example in examples:
+        features = {
+            name: tf.train.Feature(bytes_list=tf.train.BytesList(value=values)) for name, values in example.items()
+        }
         writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
     writer.close()
     return path

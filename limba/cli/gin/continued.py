@@ -312,7 +312,7 @@ def _lacking(run: RunData) -> Iterator[str]:
 
     Documents that were tokenized beforehand have no text to look at.
     """
-    from limba.data.sources.parquet import TOKENS
+    from limba.data.sources.json_documents import TOKENS
     from limba.data.sources.units import UnitSource
     from limba.data.vocabulary.coverage import LEAST, coverage
     from limba.data.vocabulary.shifted import published_of

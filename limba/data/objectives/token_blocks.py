@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from limba.config import ConfigError, InputError
-from limba.data.dataset import TOKENS, Dataset, preprocessor
+from limba.data.dataset import TOKENS, Dataset, DocumentError, preprocessor
 from limba.data.draws import Words
 from limba.data.registry import Feature
 from limba.data.vocabulary.load import MOST_EXTRA_IDS
@@ -204,7 +204,8 @@ def tokenize_documents(
     <cls>, if the vocabulary has it. A vocabulary of a folder for transformers has its own template for both; with
     `follows_start` the start that the template begins with is left out, since a language model reads it before each
     example.
-    Empty documents give no token.
+    Empty documents give no token. Raises InputError, which names the document where its place is known, for ids that
+    the vocabulary does not have.
 
     >>> next(iter(tokens))["targets"][:3].tolist()  # of tokenize_documents(texts, features)
     [87, 114, 35]
@@ -232,7 +233,8 @@ def tokenizer_of(
     name = "tokens" if "tokens" in dataset.spec else "text"
     vectors = encoder(vocabulary)
     if name == "tokens":
-        vectors = lambda ids: [np.frombuffer(id_bytes, "<i4") + offset for id_bytes in ids]
+        num_ids = vocabulary.vocab_size - int(offset)
+        vectors = lambda documents: [ids + offset for ids in _ids_of(documents, num_ids)]
 
     def tokens(documents: Sequence[bytes]) -> list[np.ndarray]:
         token_ids = vectors(documents)
@@ -241,6 +243,30 @@ def tokenizer_of(
         return token_ids
 
     return name, tokens
+
+
+def _ids_of(documents: Sequence[bytes], num_ids: int) -> list[np.ndarray]:
+    """Returns the int32 ids of each document; DocumentError for one that holds anything else, such as text."""
+    for number, id_bytes in enumerate(documents):
+        if len(id_bytes) % 4:
+            raise _not_ids(number, f"has {len(id_bytes):,} bytes in the column 'tokens', which are not int32 ids")
+    all_ids = np.frombuffer(b"".join(documents), "<u4")  # in which a negative id is a large one
+    ids = [np.frombuffer(id_bytes, "<i4") for id_bytes in documents]
+    if all_ids.max(initial=0) < num_ids:
+        return ids
+    for number, of_document in enumerate(ids):
+        wrong = of_document[(of_document < 0) | (of_document >= num_ids)]
+        if len(wrong):
+            raise _not_ids(number, f"has the id {wrong[0]:,}, and the vocabulary has 0 to {num_ids - 1:,}")
+    return ids
+
+
+def _not_ids(number: int, fact: str) -> DocumentError:
+    return DocumentError(
+        number,
+        f"{fact}; tokenize the corpus by the run's vocabulary, or set DataConfig.column to 'tokens[]' if it holds"
+        " text.",
+    )
 
 
 def _before(vocabulary: Vocabulary, follows_start: bool) -> tuple[int, ...]:

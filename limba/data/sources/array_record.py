@@ -19,8 +19,10 @@ from limba.config import ConfigError, InputError, without_credentials
 from limba.data.draws import Purpose
 from limba.data.sources.columns import joined
 from limba.data.sources.documents import Chosen, Dealt, Part, Share
+from limba.data.sources.json_documents import stored_name
 from limba.data.sources.listing import Unit
 from limba.data.sources.order import Counts, Reading, fewer_shards
+from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.units import FileSource
 
 RECORDS_PER_UNIT = 1024
@@ -149,14 +151,15 @@ class _Records:
             features = features_of(record)
         except Exception as error:  # protobuf's own error class depends on how it was built
             raise InputError(f"{path} holds a record that is not a tf.train.Example; write it again.") from error
-        for column in self._columns:
-            if column not in features:
+        names = [stored_name(column) for column in self._columns]
+        for name, column in zip(names, self._columns, strict=True):
+            if name not in features:
                 raise ConfigError(
                     "DataConfig.column",
                     f"is {column!r}, and {path} has {', '.join(map(repr, sorted(features))) or 'none'}; give one of"
                     " these.",
                 )
-        values = [features[column].bytes_list.value for column in self._columns]
+        values = [features[name].bytes_list.value for name in names]
         return joined([value[0] for value in values]) if all(values) else None
 
 
@@ -218,6 +221,10 @@ class ArrayRecordSource(FileSource):
         records = self._records_of(split)
         file = records.paths.index(unit.path)
         return [text for text in records[sum(records.counts[:file]) + np.arange(unit.start, unit.stop)] if text]
+
+    def first_rows(self, unit: Unit, column: str, policy: ReadPolicy) -> list[bytes]:
+        stop = min(unit.stop or 0, unit.start + RECORDS_PER_READ)  # of a bucket each is a request
+        return [text or b"" for text in _Records([unit.path], (column,))[np.arange(unit.start, stop)]]
 
     def records_at(self, split: str, numbers: np.ndarray) -> Iterator[tuple[int, bytes | None]]:
         """Yields (number, document) of some records; None or b"" for one without a value in a column."""

@@ -122,6 +122,11 @@ class Documents(Dataset):
         self._most_without_example = most_documents
         return _Examples(self, examples)
 
+    def name_of(self, document: Document) -> str:
+        share = self._share
+        unit_name, row, _ = share.source.document(share.reading.split, document.unit, document.chunk, document.row)
+        return f"Document {row:,} of {unit_name}"
+
     def read(self, place: Place = None) -> Iterator[Item]:
         """Yields the documents.
 

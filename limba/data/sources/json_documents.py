@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from limba.config import InputError
 from limba.config.untrusted_files import reason_for
 
-TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes
+TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes, or a list of them
 HEAD_BYTES = 4096  # that say whether a file is one array
 PIECE_BYTES = 1 << 20  # read at a time
 MOST_BYTES = 1 << 28  # of one record
@@ -150,8 +151,8 @@ def _whole_text(data: bytes, offset: int, is_over: bool) -> tuple[str, bytes]:
         return data[: error.start].decode("utf-8"), data[error.start :]
 
 
-def value_at(record: Mapping[str, object], column: str) -> object:
-    """Returns a column's value as text where it is one; KeyError if the record lacks it.
+def value_at(record: Mapping[str, object], column: str, holds_ids: bool = False) -> object:
+    """Returns a column's value as `flat` makes it; KeyError if the record lacks it.
 
     >>> value_at({"translation": {"en": "a", "ro": "b"}}, "translation.ro"), value_at({"words": ["a", "b"]}, "words")
     ('b', 'a b')
@@ -162,8 +163,8 @@ def value_at(record: Mapping[str, object], column: str) -> object:
         inner = record[first]
         if not isinstance(inner, Mapping):
             raise KeyError(column)
-        return value_at(inner, rest)
-    return flat(record[name], column)
+        return value_at(inner, rest, holds_ids)
+    return flat(record[name], holds_ids)
 
 
 def without_index(value: object) -> object:
@@ -211,26 +212,52 @@ def numbers_as_text(value: object) -> object:
     return value
 
 
-def flat(value: Any, column: str) -> Any:
-    r"""Returns a list of words as text with spaces between, and ids in the column `tokens` as int32 bytes.
+def are_ids(columns: Sequence[str]) -> bool:
+    """Returns whether documents are read as ids, not as text: where `tokens` is the one column."""
+    return tuple(columns) == (TOKENS,)
 
-    >>> flat(["to", "be"], "words"), flat([5, 1], "tokens"), flat(["to", "be"], "tokens[]"), flat([1], "text")
-    ('to be', b'\x05\x00\x00\x00\x01\x00\x00\x00', 'to be', [1])
+
+def flat(value: Any, holds_ids: bool = False) -> Any:
+    r"""Returns a list of words as text with spaces between; of a column of ids, a list of them as int32 bytes.
+
+    >>> flat(["to", "be"]), flat([5, 1], holds_ids=True), flat(["to", "be"], holds_ids=True), flat([1])
+    ('to be', b'\x05\x00\x00\x00\x01\x00\x00\x00', ['to', 'be'], [1])
     """
-    if not isinstance(value, list) or not value:
-        return "" if value == [] else value
-    if column != TOKENS and all(isinstance(word, str) for word in value):
+    if not isinstance(value, list):
+        return value
+    if not value:
+        return b"" if holds_ids else ""
+    if holds_ids and _are_numbers(value):
+        with contextlib.suppress(OverflowError):  # `not_document` says it
+            return array.array("i", value).tobytes()
+    if not holds_ids and all(isinstance(word, str) for word in value):
         return " ".join(value)
-    if column == TOKENS and all(isinstance(number, int) and not isinstance(number, bool) for number in value):
-        return array.array("i", value).tobytes()
     return value
 
 
-def not_text(location: str, value: object, column: str, kind: type[InputError] = InputError) -> InputError:
-    """Returns the error for a value that is not text."""
-    held = f"{type(value).__name__} in column {column!r}, not text"
+def _are_numbers(values: list[Any]) -> bool:
+    return all(isinstance(number, int) and not isinstance(number, bool) for number in values)
+
+
+def is_document(value: object, holds_ids: bool) -> bool:
+    """Returns whether what `flat` has made of a value can be read: text, of a column of ids their bytes, or null."""
+    return value is None or isinstance(value, bytes if holds_ids else str)
+
+
+def not_document(
+    location: str, value: object, column: str, holds_ids: bool, kind: type[InputError] = InputError
+) -> InputError:
+    """Returns the error for a value that is not text, or not ids in a column of ids."""
+    name = type(value).__name__
+    held = f"{name} in column {column!r}, not {'ids' if holds_ids else 'text'}"
     better = "another one"
-    if column == TOKENS and isinstance(value, list):
-        held = f"words in column {column!r}, a name for ids"
+    if holds_ids and isinstance(value, str):
+        held = f"text in column {column!r}, a name for ids"
         better = f"'{column}[]'"
+    elif holds_ids and isinstance(value, list):
+        if _are_numbers(value):
+            held = f"an id of more than 32 bits in column {column!r}"
+        elif any(isinstance(word, str) for word in value):
+            held = f"words in column {column!r}, a name for ids"
+            better = f"'{column}[]'"
     return kind(f"{location} holds {held}; set DataConfig.column to {better}.", field="DataConfig.column")

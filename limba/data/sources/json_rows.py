@@ -23,12 +23,17 @@ ARRAY_HINT = "; a file that is one JSON array must have the suffix .json"
 
 def json_texts(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
     kind = InputError  # if the first record lacks the column, the unit is not damaged
-    for offset, record in json_records(unit, file, columns[0] if len(columns) == 1 else None):
+    holds_ids = json_documents.are_ids(columns)
+    text_column = columns[0] if len(columns) == 1 and not holds_ids else None
+    for offset, record in json_records(unit, file, text_column):
         if isinstance(record, bytes):
             yield record
             kind = RecordError
             continue
         if isinstance(record, str) and unit.stop is None and len(columns) == 1:  # of an array of texts
+            if holds_ids:
+                location = f"{unit.path} {line_at(unit.path, offset)}"
+                raise json_documents.not_document(location, record, columns[0], holds_ids, kind)
             yield joined([record])
             continue
         if not isinstance(record, dict):
@@ -46,20 +51,22 @@ def json_texts(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[
 def _joined_columns(
     unit: Unit, offset: int, record: Mapping[str, object], columns: Sequence[str], kind: type[InputError]
 ) -> bytes:
-    """Returns the texts of a record's columns; an error of that kind for a column that is missing or no text."""
-    if len(columns) == 1:
+    """Returns what a record's columns hold; an error of that kind for a column that is missing or has no document."""
+    holds_ids = json_documents.are_ids(columns)
+    if len(columns) == 1 and not holds_ids:
         text = record.get(columns[0])
         if isinstance(text, str):  # as in most arrays, and what follows costs as much as reading the record
             return joined([text])
     values = []
     for column in columns:
         try:
-            stored = json_documents.value_at(record, column)
+            stored = json_documents.value_at(record, column, holds_ids)
         except KeyError:
             raise no_column(unit.path, column, list(record), kind) from None
         value = json_documents.numbers_as_text(stored) if len(columns) > 1 else stored
-        if not isinstance(value, str | bytes | None):
-            raise json_documents.not_text(f"{unit.path} {line_at(unit.path, offset)}", value, column, kind)
+        if not json_documents.is_document(value, holds_ids):
+            location = f"{unit.path} {line_at(unit.path, offset)}"
+            raise json_documents.not_document(location, value, column, holds_ids, kind)
         if isinstance(record.get(column), list) and isinstance(value, str) and value:
             say_of_list(unit.path, column)
         values.append(value)

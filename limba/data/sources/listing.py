@@ -18,7 +18,7 @@ from limba.config import InputError, reason_of, untrusted_files, without_credent
 from limba.data.sources import json_documents
 from limba.data.sources.failures import UnitError, advice_on
 from limba.data.sources.fingerprints import File, version_of
-from limba.data.sources.parquet import Footers, read_footer
+from limba.data.sources.parquet import Footers, read_footer, row_group_of
 from limba.data.sources.remote import COMPRESSIONS, PATIENT, ReadError, ReadPolicy, ask, open_file
 from limba.storage import servers
 from limba.storage.files import is_local
@@ -195,7 +195,7 @@ def group_rows(units: Sequence[Unit], policy: ReadPolicy, footers: Footers) -> l
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
         paths = list(dict.fromkeys(unit.path for unit in units))
         metadata = dict(zip(paths, pool.map(lambda path: footers(path, policy)[1], paths), strict=True))
-    return [metadata[unit.path].row_group(unit.start).num_rows for unit in units]
+    return [row_group_of(unit.path, metadata[unit.path], unit.start).num_rows for unit in units]
 
 
 def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:

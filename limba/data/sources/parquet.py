@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from limba.config import InputError, reason_of
 from limba.data.sources.columns import check_names, no_column
 from limba.data.sources.failures import RecordError, UnitError
-from limba.data.sources.json_documents import TOKENS, flat, not_text, numbers_as_text, stored_name
+from limba.data.sources.json_documents import are_ids, flat, is_document, not_document, numbers_as_text, stored_name
 from limba.data.sources.remote import ReadError, ReadPolicy, open_file
 
 if TYPE_CHECKING:
@@ -37,17 +37,30 @@ def read_footer(path: str, policy: ReadPolicy) -> tuple[int, FileMetaData]:
             raise UnitError(f"{path} cannot be read as parquet ({reason_of(error)}); check the file.") from error
 
 
+def row_group_of(path: str, metadata: FileMetaData, group: int) -> RowGroupMetaData:
+    """Returns what the footer says of a row group; UnitError where the file has it no more."""
+    if group >= metadata.num_row_groups:
+        raise UnitError(
+            f"{path} has {metadata.num_row_groups} row groups, fewer than when the corpus was listed, so it was"
+            " replaced meanwhile; restore the file, or start the same command again."
+        )
+    return metadata.row_group(group)
+
+
 def parquet_values(
     path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: FileMetaData
 ) -> Iterator[tuple[str | bytes, ...]]:
-    """Yields the texts of some columns of a row group, row by row; rows with a null are left out.
+    """Yields the texts of some columns of a row group, row by row; rows with a null are left out, but for a policy.
+
+    With a policy that keeps rows without text, "" stands for a null.
 
     Raises UnitError for damaged pages, InputError for a column that does not hold text.
     """
     import pyarrow
     import pyarrow.parquet
 
-    ranges = [_column_range(metadata.row_group(group), column, size) for column in columns]
+    row_group = row_group_of(path, metadata, group)
+    ranges = [_column_range(row_group, column, size) for column in columns]
     start = min(start for start, _ in ranges)
     stop = max(stop for _, stop in ranges)
     location = f"{path}, row group {group},"
@@ -59,10 +72,11 @@ def parquet_values(
             for batch in parquet.iter_batches(
                 64, row_groups=[group], columns=[stored_name(name) for name in columns], use_threads=False
             ):
-                is_pair = len(columns) > 1
-                for row in zip(*(_texts(path, _column(batch, name), name, is_pair) for name in columns), strict=True):
+                for row in zip(*(_texts(path, _column(batch, name), name, columns) for name in columns), strict=True):
                     if None not in row:
                         yield row
+                    elif policy.keep_blank:
+                        yield tuple("" if value is None else value for value in row)
     except ReadError:
         raise
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
@@ -136,22 +150,25 @@ def check_column(path: str, schema: Schema, column: str) -> bool:
     )
 
 
-def _texts(path: str, values: Array, column: str, is_pair: bool) -> list[str | bytes | None]:
+def _texts(path: str, values: Array, column: str, columns: Sequence[str]) -> list[str | bytes | None]:
+    """Returns what one of some columns holds: texts, or ids as bytes; None for a null."""
     import pyarrow
 
+    holds_ids = are_ids(columns)
+    is_pair = len(columns) > 1
     if isinstance(values, pyarrow.DictionaryArray):
         values = values.dictionary_decode()
-    texts = [flat(numbers_as_text(value) if is_pair else value, column) for value in values.to_pylist()]
-    if column != TOKENS:
+    texts = [flat(numbers_as_text(value) if is_pair else value, holds_ids) for value in values.to_pylist()]
+    if not holds_ids:
         texts = [as_text(value) if isinstance(value, bytes) else value for value in texts]
     for value in texts:
-        if isinstance(value, bytes) and column != TOKENS:
+        if isinstance(value, bytes) and not holds_ids:
             raise RecordError(
                 f"{path} holds bytes in column {column!r} that are not text in UTF-8; set DataConfig.column to another"
                 " one, or write the texts as UTF-8."
             )
-        if value is not None and not isinstance(value, bytes if column == TOKENS else str):
-            raise not_text(path, value, column)
+        if not is_document(value, holds_ids):
+            raise not_document(path, value, column, holds_ids)
     return texts
 
 

@@ -16,6 +16,7 @@ from limba.config import InputError
 from limba.config.untrusted_files import reason_for
 from limba.data.sources.columns import joined, say_of_list
 from limba.data.sources.failures import RecordError, UnitError, advice_on
+from limba.data.sources.json_documents import are_ids
 from limba.data.sources.json_rows import json_texts
 from limba.data.sources.lines import texts_of_lines
 from limba.data.sources.listing import Unit, file_format
@@ -57,6 +58,12 @@ def read_chunks(
             elif len(columns) > 1:
                 raise InputError(
                     f"{unit.path} has no columns, and the task reads {columns}; give .jsonl, .csv, .tsv or .parquet."
+                )
+            elif are_ids(columns):
+                raise InputError(
+                    f"{unit.path} holds lines of text, and the column {columns[0]!r} is a name for ids; leave"
+                    " DataConfig.column out.",
+                    field="DataConfig.column",
                 )
             else:
                 rows = texts_of_lines(unit, file)

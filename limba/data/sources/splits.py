@@ -17,8 +17,8 @@ from limba.config import ConfigError, InputError
 from limba.data.sources import columns, listing, readers
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
+from limba.data.sources.json_documents import TOKENS
 from limba.data.sources.order import Counts, fewer_shards, shard_of_row
-from limba.data.sources.parquet import TOKENS
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
 
 logger = logging.getLogger(__name__)
@@ -193,12 +193,14 @@ class Splits:
                 self._marks[key] = marks_of(files, key[1])
             return self._marks[key]
 
-    def num_bytes(self, split: str) -> int:
-        """Returns the bytes of the split's files, for a mixture's temperature; InputError if they are not known."""
-        sizes = [file.size or 0 for file in self.listed(split)]
-        if not all(sizes):
-            raise InputError(f"The size of the files of {self.name} is not known; register the mixture with rates.")
-        return sum(sizes)
+    def num_bytes(self, split: str) -> int | None:
+        """Returns the bytes of the split's files, for a mixture's temperature; None if those of a file are unknown."""
+        num_bytes = 0
+        for file in self.listed(split):
+            if file.size is None:
+                return None
+            num_bytes += file.size
+        return num_bytes
 
     def units(self, split: str) -> list[listing.Unit]:
         """Returns the split's units in order; InputError if the split or its files do not exist."""
@@ -266,16 +268,19 @@ class Splits:
         return [*pieces, text[start:]] if start < len(text) else pieces
 
     def blank_shares(self, split: str) -> dict[str, float]:
-        """Returns {feature: share of rows without text in its column} of the first chunks of some units of a split."""
-        units = [unit for unit in self.units(split) if not unit.path.endswith(".array_record")]
-        shares = {}
+        """Returns {feature: share of rows without text in its column} of the first rows of some units of a split."""
+        units = self.units(split)
         some = units[:: len(units) // UNITS_OF_BLANK + 1]
         policy = dataclasses.replace(self._policy, keep_blank=True)
+        shares = {}
         for key, column in zip(self.keys, self.columns, strict=True):
-            firsts = [readers.read_chunks(unit, column, policy, self._read.footers) for unit in some]
-            rows = [row for chunks in firsts for row in next(chunks, [])]
+            rows = [row for unit in some for row in self.first_rows(unit, column, policy)]
             shares[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
         return shares
+
+    def first_rows(self, unit: listing.Unit, column: str, policy: ReadPolicy) -> list[bytes]:
+        """Returns what a column has in the first rows of a unit, with a policy that keeps those without text."""
+        return next(readers.read_chunks(unit, column, policy, self._read.footers), [])
 
     def texts(self, split: str) -> Iterator[str]:
         """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""

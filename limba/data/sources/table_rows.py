@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from limba.config import InputError
-from limba.data.sources import tables
+from limba.data.sources import json_documents, tables
 from limba.data.sources.columns import check_names, joined, no_column
 from limba.data.sources.failures import RecordError
 from limba.data.sources.lines import decoded, lines_of
@@ -24,11 +24,15 @@ def table_texts(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) 
         return
     if columns == (USUAL_COLUMN,) and USUAL_COLUMN not in header and any(header):
         columns, rows = _first_column(unit, header, rows, form)
+    places = list[int]()
     for column in columns:
-        if column not in header:
+        stored = json_documents.stored_name(column)
+        if stored not in header:
             raise no_column(unit.path, column, header)
-        check_names(unit.path, [name for name in header if name == column])
-    places = [header.index(column) for column in columns]
+        check_names(unit.path, [name for name in header if name == stored])
+        places.append(header.index(stored))
+    if json_documents.are_ids(columns):
+        raise json_documents.not_document(unit.path, "", columns[0], holds_ids=True)
     for _, row in rows:
         yield joined([row[index] for index in places])
 
@@ -53,14 +57,17 @@ def header_and_rows(unit: Unit, file: IO[bytes], form: str) -> tuple[list[str] |
 
 
 def table_rows(unit: Unit, file: IO[bytes], form: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows of csv or tsv with their line numbers; says once how csv is separated if not by commas."""
+    """Yields the rows of csv or tsv with their line numbers; says once how csv is separated if that had to be found.
+
+    Nothing is said of commas.
+    """
     lines = (decoded(unit, offset, line) for offset, line in lines_of(unit, file, keeps_ends=True))
     try:
         if form == "tsv":
             yield from tables.tsv_rows(lines)
             return
         dialect, rows = tables.csv_rows(lines)
-        if dialect != tables.Dialect():
+        if dialect is not None and dialect != tables.Dialect():
             space = ", each with a space behind it" if dialect.skips_space else ""
             say_once(
                 f"{unit.path.rpartition('/')[0]} {dialect}",

@@ -21,7 +21,7 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bar
 SAMPLE_LETTERS = 1 << 16  # that are looked at for the separator
 SAMPLE_ROWS = 20
 # A first line with which Excel is told the separator, and which is not a row.
-_SAYS_SEPARATOR = re.compile(r"\ufeff?\"?sep=(.)\"?\r?\n?", re.IGNORECASE)
+_SAYS_SEPARATOR = re.compile(r"\ufeff?\"?sep=([^\"\r\n])\"?\r?\n?", re.IGNORECASE)
 MOST_NAME_LETTERS = 60  # of a column's name; a text has more
 MOST_NAME_WORDS = 6
 _WHOLLY_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
@@ -71,17 +71,18 @@ def dialect_of(lines: Sequence[str], is_cut: bool = False) -> Dialect:
     return chosen
 
 
-def csv_rows(lines: Iterator[str]) -> tuple[Dialect, Iterator[tuple[int, list[str]]]]:
-    r"""Returns the dialect of csv, and its rows with the number of their last line; blank lines are left out.
+def csv_rows(lines: Iterator[str]) -> tuple[Dialect | None, Iterator[tuple[int, list[str]]]]:
+    r"""Returns the dialect that the first rows of csv show, and the rows with the number of their last line.
 
-    A first line `sep=;`, which Excel reads, says the separator. `lines` have their ends, which may be in a field
-    too. TableError for what is not csv, when it is read.
+    Blank lines are left out. A first line `sep=;`, which Excel reads, says the separator, whatever it is, and there is
+    no dialect to find: None. `lines` have their ends, which may be in a field too. TableError for what is not csv,
+    when it is read.
     """
     csv.field_size_limit(sys.maxsize)  # the library's default limit, 128 KiB, is too small for long documents
     first = next(lines, "")
     said = _SAYS_SEPARATOR.fullmatch(first)
     if said is not None:
-        return Dialect(said[1]), _csv_rows(lines, Dialect(said[1]), lines_before=1)
+        return None, _csv_rows(lines, Dialect(said[1]), lines_before=1)
     sample = list[str]()
     num_letters = 0
     for line in itertools.chain([first] if first else [], lines):

@@ -17,6 +17,7 @@ from limba.data.sources import remote
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.columns import joined
 from limba.data.sources.fingerprints import File, version_of
+from limba.data.sources.json_documents import TOKENS, are_ids, not_document, stored_name
 from limba.data.sources.listing import Unit
 from limba.data.sources.readers import in_chunks
 from limba.data.sources.remote import ReadPolicy
@@ -94,9 +95,11 @@ class TfdsSource(UnitSource):
                 f" its folder{self._instead}."
             )
         features = cast(Mapping[str, object], builder.info.features)
-        if missing := [name for name in self.columns if name not in features]:
+        if missing := [name for name in self.columns if stored_name(name) not in features]:
             names = ", ".join(map(repr, sorted(features)))
             raise InputError(f"{self.name} has no feature {missing[0]!r}; it has {names}: name one of these.")
+        if are_ids(self.columns) and isinstance(features[TOKENS], tfds.features.Text):
+            raise not_document(self.name, "", TOKENS, holds_ids=True)
         return builder
 
     @property
@@ -152,22 +155,31 @@ class TfdsSource(UnitSource):
     def is_small(self, split: str) -> bool:
         return False  # its files say their documents, without being read
 
-    def num_bytes(self, split: str) -> int:
-        parts = self.builder.info.splits[self.patterns_of_split(split)[0]].file_instructions
-        taken = [(part.take if part.take >= 0 else part.examples_in_shard - part.skip) for part in parts]
-        return sum(
-            _size(str(part.filename)) * count // part.examples_in_shard
-            for part, count in zip(parts, taken, strict=True)
-        )
+    def num_bytes(self, split: str) -> int | None:
+        num_bytes = 0
+        for part in self.builder.info.splits[self.patterns_of_split(split)[0]].file_instructions:
+            size = _size(str(part.filename))
+            if size is None:
+                return None
+            taken = part.take if part.take >= 0 else part.examples_in_shard - part.skip
+            num_bytes += size * taken // part.examples_in_shard
+        return num_bytes
 
     def _chunks(self, unit: Unit) -> Iterator[list[bytes]]:
-        return in_chunks(self._file_texts(unit), self._policy)
+        return in_chunks(self._file_texts(unit, self.columns), self._policy)
 
-    def _file_texts(self, unit: Unit) -> Iterator[bytes]:
+    def first_rows(self, unit: Unit, column: str, policy: ReadPolicy) -> list[bytes]:
+        return next(in_chunks(self._file_texts(unit, (column,)), policy), [])
+
+    def _file_texts(self, unit: Unit, columns: Sequence[str]) -> Iterator[bytes]:
         features = self.builder.info.features
         for record in self._file_records(unit):
             row = features.deserialize_example_np(record)
-            yield joined([row[name] for name in self.columns])
+            values = [row[stored_name(name)] for name in columns]
+            for name, value in zip(columns, values, strict=True):
+                if not isinstance(value, bytes):
+                    raise not_document(unit.path, value, name, are_ids(columns))
+            yield joined(values)
 
     def _file_records(self, unit: Unit) -> Iterator[bytes]:
         assert unit.stop is not None  # as `list_units` makes them
@@ -209,8 +221,8 @@ def _masked(data: bytes) -> bytes:
     return (((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-def _size(path: str) -> int:
-    return os.path.getsize(path) if "://" not in path else _file(path).size or 0
+def _size(path: str) -> int | None:
+    return os.path.getsize(path) if "://" not in path else _file(path).size
 
 
 def _file(path: str) -> File:

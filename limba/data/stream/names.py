@@ -12,7 +12,7 @@ from limba.config import InputError
 from limba.data.dataset import Document
 from limba.data.objectives.choice import is_without_tensorflow
 from limba.data.sources.columns import FIELD_SEPARATOR
-from limba.data.sources.parquet import TOKENS
+from limba.data.sources.json_documents import TOKENS
 from limba.data.sources.readers import chunk_bytes
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Recipe
@@ -80,7 +80,8 @@ def named(recipe: Recipe, documents: Iterable[Document], most_bytes: int | None 
             raise InputError(
                 f"document {row_of_unit:,} of {unit_name} is shorter than when it was read; restore the original file."
             )
-        text = b" ".join(parts[piece] for piece in dict.fromkeys(read))
+        between = b"" if source.keys == (TOKENS,) else b" "  # ids are cut anywhere, and are 4 bytes each
+        text = between.join(parts[piece] for piece in dict.fromkeys(read))
         vocabulary = part.output_features["targets"].vocabulary
         text_of_document = _text(source, text, vocabulary)
         yield NamedDocument(part.name, unit_name, row_of_unit, text_of_document, is_without_tensorflow(part))

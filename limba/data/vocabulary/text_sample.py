@@ -11,8 +11,8 @@ import numpy as np
 from limba.config import InputError
 from limba.data.registry import Task
 from limba.data.sources.columns import FIELD_SEPARATOR
+from limba.data.sources.json_documents import TOKENS
 from limba.data.sources.listing import Unit
-from limba.data.sources.parquet import TOKENS
 from limba.data.sources.units import UnitSource
 from limba.data.vocabulary.sentences import Hidden, sentences
 

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import seqio
 import tensorflow as tf
@@ -12,7 +14,9 @@ import tensorflow as tf
 from limba.cli.flags import parse_args
 from limba.config import InputError
 from limba.data import objectives
+from limba.data.dataset import TEXT, Elements
 from limba.data.objectives import spans as span_corruption
+from limba.data.objectives import token_blocks
 from limba.data.sources import FileSource
 from limba.data.vocabulary.load import load_vocabulary
 from tests.data.t5_draws import WordsOfSeeds, vectors_under
@@ -229,6 +233,34 @@ def test_gin_chooses_objective_and_packing():
         data(OBJECTIVE="ul3")
     with pytest.raises(InputError, match="the model has an encoder"):
         data(OBJECTIVE="causal_lm")
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.array([5, 359], "<i4").tobytes(), "has the id 359, and the vocabulary has 0 to 358; tokenize the corpus"),
+        (np.array([-1, 5], "<i4").tobytes(), "has the id -1, and the vocabulary"),
+        (b"the cat sat.", r"has the id 543,516,788, .* or set DataConfig.column to 'tokens\[\]' if it holds text"),
+        (b"ab", "has 2 bytes in the column 'tokens', which are not int32 ids; tokenize"),
+    ],
+)
+def test_ids_that_the_vocabulary_lacks_are_refused_with_their_place(wrong, message, offset, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_blocks, "offset_of", lambda vocabulary: offset)
+    loaded = load_vocabulary("byte", 100 + offset)  # 0 to 358 are its own, as in a stream that is one higher
+    rows = [np.array([5, 358], "<i4").tobytes(), b"", np.array([0], "<i4").tobytes(), wrong]
+    path = tmp_path / "c.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"tokens": rows}), path, row_group_size=3)
+    documents = FileSource(str(path), "tokens", 0.0).documents("train", shuffle=False, num_epochs=1)
+    tokens = iter(objectives.tokenize_documents(documents, features(loaded)))
+    with pytest.raises(InputError, match=rf"^Document 0 of {path}\[1:2\] {message}"):
+        next(tokens)
+    unknown = Elements([{"tokens": row} for row in rows], {"tokens": TEXT})
+    with pytest.raises(InputError, match=f"^A document {message}"):
+        next(iter(objectives.tokenize_documents(unknown, features(loaded))))
+    right = Elements([{"tokens": row} for row in rows[:3]], {"tokens": TEXT})
+    (vector,) = objectives.tokenize_documents(right, features(loaded))
+    assert vector["targets"].tolist() == [5 + offset, 358 + offset, offset]
 
 
 @pytest.mark.parametrize("kind", ["byte", "sentencepiece"])

@@ -1,11 +1,15 @@
 """ArrayRecord and TFDS: every record once an epoch in one shard, in an order over all of them; exact positions."""
 
 import itertools
+import json
 import shutil
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import seqio
 import tensorflow as tf
@@ -21,9 +25,9 @@ from limba.data.sources import ArrayRecordSource, FileSource, TfdsSource
 from limba.data.sources.array_record import permuted
 from limba.data.sources.splits import PIECE_BYTES
 from limba.data.stream import streams
-from limba.data.tasks import resolve_task
+from limba.data.tasks import resolve_task, source_of_files
 from limba.data.vocabulary.load import load_vocabulary
-from tests.data.text_files import TEXTS, write, write_records, write_three_records
+from tests.data.text_files import TEXTS, write, write_examples, write_records, write_three_records
 
 NO_VALIDATION = 0.0
 
@@ -121,25 +125,68 @@ def test_long_documents_come_in_pieces_and_whole(tmp_path):
     assert list(source.texts("train")) == [long, unbroken, "short"]
 
 
-@pytest.fixture(scope="module", params=["tfrecord", "array_record"])
-def prepared(request, tmp_path_factory):
-    """A TFDS data set of real files on disk, made as TFDS's own command makes one."""
-    directory = str(tmp_path_factory.mktemp("tfds"))
-    examples = [{"text": text, "title": f"{number}"} for number, text in enumerate(TEXTS)]
+def prepare(directory: Path, file_format: str, examples: Sequence[Mapping[str, str | int]]) -> str:
+    """Makes a TFDS data set of real files as TFDS's own command makes one; returns its directory."""
+    kinds = {name: tf.string if isinstance(value, str) else tf.int64 for name, value in examples[0].items()}
     split = tf.data.Dataset.from_generator(
-        lambda: iter(examples),
-        output_signature={name: tf.TensorSpec([], tf.string) for name in ("text", "title")},
+        lambda: iter(examples), output_signature={name: tf.TensorSpec([], kind) for name, kind in kinds.items()}
     )
+    features = {name: tfds.features.Text() if kind is tf.string else kind for name, kind in kinds.items()}
     tfds.dataset_builders.store_as_tfds_dataset(
         name="documents",
         version="1.0.0",
-        features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": tfds.features.Text()}),
+        features=tfds.features.FeaturesDict(features),
         split_datasets={"train": split},
-        data_dir=directory,
-        file_format=request.param,
+        data_dir=str(directory),
+        file_format=file_format,
         disable_shuffling=True,
     )
-    return directory
+    return str(directory)
+
+
+def test_a_feature_called_tokens_with_text_is_read_by_its_own_name(tmp_path):
+    write_records(tmp_path / "c.array_record", [b"the cat sat.", b"ab"], "tokens")
+    prepare(tmp_path, "tfrecord", [{"tokens": "the cat sat.", "number": 1}, {"tokens": "ab", "number": 2}])
+
+    def of_tfds(column: str) -> TfdsSource:
+        return TfdsSource("documents", column=column, data_dir=str(tmp_path), validation_percent=NO_VALIDATION)
+
+    records = ArrayRecordSource(f"{tmp_path}/c.array_record", "tokens[]", NO_VALIDATION)
+    for source in (records, of_tfds("tokens[]")):
+        assert texts(source.documents("train", shuffle=False, num_epochs=1)) == ["the cat sat.", "ab"]
+    with pytest.raises(InputError, match=r"holds text in column 'tokens', a name for ids; .* 'tokens\[\]'"):
+        of_tfds("tokens").check("train")
+    with pytest.raises(InputError, match="holds int in column 'number', not text"):
+        of_tfds("number").check("train")
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "array_record"])
+def prepared(request, tmp_path_factory):
+    examples = [{"text": text, "title": f"{number}"} for number, text in enumerate(TEXTS)]
+    return prepare(tmp_path_factory.mktemp("tfds"), request.param, examples)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "array_record", "tfds"])
+def test_rows_without_text_are_counted_in_every_format(kind, tmp_path):
+    texts = ["a", *[None] * 9]
+    pairs = {"inputs": "text", "targets": "title"}
+    path = tmp_path / f"c.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps({"text": text, "title": "b"}) + "\n" for text in texts))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts, "title": ["b"] * 10}), path)
+    elif kind == "array_record":
+        values = [{"text": [] if text is None else [text.encode()], "title": [b"b"]} for text in texts]
+        write_examples(path, values)
+    else:
+        prepare(tmp_path, "tfrecord", [{"text": text or "", "title": "b"} for text in texts])
+    for column, shares in (("text", {"text": 0.9}), (pairs, {"inputs": 0.9, "targets": 0.0})):
+        if kind == "tfds":
+            source = TfdsSource("documents", column=column, data_dir=str(tmp_path), validation_percent=NO_VALIDATION)
+        else:
+            source = source_of_files(str(path), column, NO_VALIDATION)
+        assert source.blank_shares("train") == shares
+        assert len(list(source.documents("train", num_epochs=1))) == 1
 
 
 def test_tfds_slices_part_the_split(prepared):

@@ -13,8 +13,10 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import FileSource, chunk_reader, json_documents, json_rows, listing, notices, readers
+from limba.data.sources import FileSource, chunk_reader, json_documents, json_rows, listing, notices, parquet, readers
 from limba.data.sources.chunk_reader import ChunkReader
+from limba.data.sources.failures import UnitError
+from limba.data.sources.remote import PATIENT
 from tests.data.text_files import TEXTS, write
 
 
@@ -164,6 +166,49 @@ def test_lists_of_words_and_of_ids(tmp_path, suffix):
         assert read_all(units, "translation.ro") == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("name", ["c.jsonl", "c.json", "texts.json", "c.csv", "c.tsv", "c.txt", "c.parquet"])
+def test_text_in_a_column_of_ids_is_refused_and_read_where_the_column_says_so(name, tmp_path):
+    path = tmp_path / name
+    texts = ["12 34 56 78", "the cat"]
+    if name == "c.parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"tokens": texts}), path)
+    elif name.endswith("json"):
+        path.write_text(json.dumps(texts if name == "texts.json" else [{"tokens": text} for text in texts]))
+    else:
+        lines = [json.dumps({"tokens": text}) for text in texts] if name == "c.jsonl" else texts
+        header = ["tokens"] if name in ("c.csv", "c.tsv") else []
+        path.write_text("".join(f"{line}\n" for line in [*header, *lines]))
+    units = listing.list_units(listing.list_files([str(path)]))
+    with pytest.raises(InputError, match=f"{name}.* text.* 'tokens',? .*a name for ids"):
+        read_all(units, "tokens")
+    assert read_all(units, "tokens[]") == texts
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_only_the_one_column_called_tokens_holds_ids(tmp_path, suffix):
+    def units(**columns: list) -> list[listing.Unit]:
+        path = tmp_path / f"c.{suffix}"
+        if suffix == "parquet":
+            pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        else:
+            rows = zip(*columns.values(), strict=True)
+            path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+        return listing.list_units(listing.list_files([str(path)]))
+
+    pairs = units(tokens=[[5, 6], [7]], tags=[["A", "B"], ["C"]])
+    cells = [row for unit in pairs for chunk in readers.read_chunks(unit, ("tokens", "tags")) for row in chunk]
+    assert cells == [b"5 6\0A B", b"7\0C"]
+    cells = [
+        row for unit in units(tokens=[[], [5], None]) for chunk in readers.read_chunks(unit, "tokens") for row in chunk
+    ]
+    assert [np.frombuffer(row, "<i4").tolist() for row in cells] == [[5]]
+    with pytest.raises(InputError, match="holds list in column 'meta.tokens', not text"):
+        read_all(units(meta=[{"tokens": [5, 6]}]), "meta.tokens")
+    for values, held in (([1.5], "list in column 'tokens', not ids"), ([1 << 40], "an id of more than 32 bits")):
+        with pytest.raises(InputError, match=held):
+            read_all(units(tokens=[values]), "tokens")
+
+
 def test_the_first_column_of_a_csv_file_stands_in_for_text(tmp_path, caplog):
     path = write(tmp_path / "c.csv", column="body")
     path.write_text("body,other\nOne text,1\nAnother text,2\n")
@@ -272,6 +317,14 @@ def test_bad_files_are_named_with_the_place(tmp_path):
     parquet = write(tmp_path / "k.parquet")
     with pytest.raises(InputError, match="'id', 'text'"):
         read_all(listing.list_units(listing.list_files([str(parquet)])), "body")
+
+
+def test_a_parquet_file_that_was_replaced_by_one_with_fewer_row_groups_is_named(tmp_path):
+    path = write(tmp_path / "c.parquet")
+    with pytest.raises(UnitError, match="fewer than when the corpus was listed"):
+        read_all([listing.Unit(str(path), 100, 101)])
+    with pytest.raises(UnitError, match="fewer than when the corpus was listed"):
+        listing.group_rows([listing.Unit(str(path), 100, 101)], PATIENT, parquet.read_footer)
 
 
 def test_paths_that_give_nothing_are_refused(tmp_path):
