@@ -8,13 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from limba.config import ConfigError, InputError, RunConfig, reason_of
+from limba.data.vocabulary.files import OF_FOLDER
 from limba.formats.huggingface import RECORD
+from limba.formats.huggingface_files import ENCODER, SENTENCE_MODULES
+from limba.formats.names import SAFETENSORS, SAFETENSORS_INDEX
+from limba.formats.weights import FLAX_FILE
 from limba.storage import manifest, servers
 from limba.training.checks import check_writable
 
 logger = logging.getLogger(__name__)
 
 REFUSALS = (400, 401, 403, 404)  # statuses that another attempt does not change
+CHAT_TEMPLATE = "chat_template.jinja"  # users add it to a model on the hub by hand
+WEIGHTS = (SAFETENSORS, "model-?????-of-?????.safetensors", SAFETENSORS_INDEX, FLAX_FILE)
+# The files that an export may write, as patterns: a branch of the hub has those of its newest upload alone. An older
+# model.safetensors would be read before the index of a newer model in several files.
+EXPORTED = (*WEIGHTS, *(name for name in OF_FOLDER if name != CHAT_TEMPLATE))
+OF_EXPORTS = (
+    *EXPORTED,
+    RECORD,
+    "README.md",
+    "loss.png",
+    *(f"{ENCODER}/{name}" for name in EXPORTED + SENTENCE_MODULES),
+)
 
 
 @dataclass(frozen=True)
@@ -79,8 +95,9 @@ class HubDestination:
     def deliver(self, folder: Path, step: int, revision: str = "main") -> str:
         """Uploads the folder as one commit of a branch, which is made if needed; returns the address.
 
-        Files that the hub has already, from an interrupted upload, are not sent again. InputError if the hub refuses
-        it, OSError for any other failure.
+        The commit also removes what earlier exports have left there and this one does not have; files of other names
+        stay. Files that the hub has already, from an interrupted upload, are not sent again. InputError if the hub
+        refuses it, OSError for any other failure.
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
@@ -93,8 +110,13 @@ class HubDestination:
             hub.create_repo(target, exist_ok=True, private=self.private)
             if revision != "main":
                 hub.create_branch(target, branch=revision, exist_ok=True)
-            message = f"Step {step}"
-            hub.upload_folder(repo_id=target, folder_path=folder, revision=revision, commit_message=message)
+            hub.upload_folder(
+                repo_id=target,
+                folder_path=folder,
+                revision=revision,
+                commit_message=f"Step {step}",
+                delete_patterns=[*OF_EXPORTS],
+            )
         except (HTTPError, OSError) as error:
             if _status(error) in REFUSALS:
                 raise InputError(
@@ -130,8 +152,10 @@ def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
     plan.append((max(folders), "main"))
     if dry_run:
         for step, revision in plan:
-            for file in sorted(folders[step].iterdir()):
-                print(f"would upload {file.name} ({file.stat().st_size:,} bytes) to {target}, revision {revision}")
+            folder = folders[step]
+            for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+                name = file.relative_to(folder)
+                print(f"would upload {name} ({file.stat().st_size:,} bytes) to {target}, revision {revision}")
         return
     try:
         for step, revision in plan:
