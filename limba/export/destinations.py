@@ -1,6 +1,5 @@
 """Where an exported folder goes: a folder or bucket, and a model of the hub."""
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from limba.config import ConfigError, InputError, RunConfig, reason_of
 from limba.data.vocabulary.files import OF_FOLDER
+from limba.export.record import has_same_source
 from limba.formats.huggingface import RECORD
 from limba.formats.huggingface_files import ENCODER, SENTENCE_MODULES
 from limba.formats.names import SAFETENSORS, SAFETENSORS_INDEX
@@ -52,15 +52,24 @@ class FolderDestination:
         check_writable(self.name, "RunConfig.export_to", self.name)
 
     def deliver(self, folder: Path, step: int) -> str:
-        """Copies the folder; returns its address. An existing folder is replaced only by one of the same run."""
+        """Copies the folder; returns its address. A folder that is there is replaced by one of its checkpoint alone."""
         if folder.parent == Path(self.name):  # it was written there
             return str(folder)
-        address = f"{self.name.rstrip('/')}/{folder.name}"
-        existing = _source_of(manifest.read_file(address, RECORD))
+        address = self.address_of(step)
         record = folder / RECORD
-        new = _source_of(record.read_bytes() if record.exists() else None)
-        manifest.upload(folder, address, replace=existing == new)
+        new = record.read_bytes() if record.exists() else None
+        manifest.upload(folder, address, replace=has_same_source(self.record_at(address), new))
         return address
+
+    def address_of(self, step: int) -> str:
+        return f"{self.name.rstrip('/')}/step_{step}"
+
+    def record_at(self, address: str) -> bytes | None:
+        """Returns the record of a folder that is there; None without one."""
+        if not self.is_local:
+            return manifest.read_file(address, RECORD)
+        record = Path(address) / RECORD
+        return record.read_bytes() if record.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -177,14 +186,6 @@ def check_target(target: str, dry_run: bool) -> None:
             _check_access(", or only show what would be uploaded")
     except OSError as error:
         raise InputError(f"The hub cannot be reached ({error}); check the network.") from error
-
-
-def _source_of(record: bytes | None) -> str | None:
-    """Returns the run that an exported folder was made from, by its record; None if there is no readable one."""
-    try:
-        return json.loads(record or b"")["source"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 def _check_access(otherwise: str) -> None:

@@ -9,7 +9,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -26,8 +25,9 @@ from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import merging, proof
 from limba.export.card import write_card
+from limba.export.record import Choices, differences, made_of, record_of
 from limba.formats import huggingface
-from limba.formats.huggingface import ENDS_INPUTS, ONLY_FILLS_GAPS, RECORD, head_scale
+from limba.formats.huggingface import RECORD, head_scale
 from limba.formats.huggingface_files import ENCODER, Form, write_folder
 from limba.formats.open import HUGGING_FACE, VOCABULARIES, open_folder, open_path
 from limba.inference import source as sources
@@ -42,7 +42,6 @@ from limba.training.checkpoints.initial import stacked_layers
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 
-FORMATS = ("pytorch", "flax")
 NONE = "none"  # as a vocabulary name: write no tokenizer
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -51,22 +50,6 @@ FILLS = (
     " masks are predicted at the place before them, which no class of transformers does: TrainedModel.fill fills them"
 )
 _ENTRY = re.compile(rf"step_\d+(\.writing|\.failed)?|{re.escape(lease.FILE)}")
-
-
-@dataclass(frozen=True)
-class Choices:
-    """The choices of an export."""
-
-    formats: tuple[str, ...] = FORMATS
-    dtype: str = "float32"
-    vocabulary: str | None = None  # a SentencePiece model's path, 'byte', 'none', or None: the run's own
-    extra_ids: int | None = None  # above the pieces of `vocabulary`; None: as `open_vocabulary` chooses
-    checks: bool = True
-    card: CardConfig = dataclasses.field(default_factory=CardConfig)  # what it leaves out is as in the run's own
-    dropout: float = 0.1  # of config.json, for those who fine-tune; pretraining mostly has none
-    average: bool = True  # of a run that evaluates an average of its weights: that average, and not the weights
-    transformers: int = 5  # the version that reads the folder: it matters for an untied umT5 alone
-    encoder_only: bool = False  # of a T5: its encoder alone, as T5EncoderModel
 
 
 def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
@@ -98,10 +81,12 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     folders = {step: out / f"step_{step}" for step in steps}
     records = {step: folder / RECORD for step, folder in folders.items()}
     kept = {step: file.read_bytes() if file.is_file() else None for step, file in records.items()}
-    wanted = [step for step in steps if not is_made_of(kept[step], source.directory.name, choices, folders[step])]
+    wanted = []
     for step in steps:
-        if step not in wanted:
+        if _is_made(source, step, choices, kept[step], folders[step]):
             print(f"step {step:,}: done before, {as_typed_here(str(folders[step]))}", flush=True)
+        else:
+            wanted.append(step)
     if not wanted:
         return folders
     tokenizer = vocabulary_of(source, choices)
@@ -134,25 +119,12 @@ def possible(model: ModelConfig, choices: Choices) -> Choices:
     return dataclasses.replace(choices, formats=("pytorch",))
 
 
-def is_made_of(record: bytes | None, name: str, choices: Choices, folder: object) -> bool:
-    """Returns whether a finished folder's record has these choices; InputError if it was made from another run."""
+def _is_made(source: Source, step: int, choices: Choices, record: bytes | None, folder: str | Path) -> bool:
+    """Returns whether a folder is finished and made of what is wanted; raises what `differences` raises."""
     if record is None:
         return False
-    try:
-        written = json.loads(record)
-        source = written["source"]
-        # A folder with more formats than are asked for is good, and one that was proved where no proof is asked for.
-        has_formats = set(written["formats"]) >= set(choices.formats)
-        is_checked = written["checked"] or not choices.checks
-        is_same = has_formats and is_checked and written["dtype"] == choices.dtype
-        defaults = {"transformers": choices.transformers, "average": True, "encoder_only": False}
-        for choice, default in defaults.items():
-            is_same = is_same and written.get(choice, default) == getattr(choices, choice)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InputError(f"{folder} has a {RECORD} that no export has written; give another directory.") from None
-    if source != name:
-        raise InputError(f"{folder} was made from another run, {source}; give another directory.")
-    return bool(is_same)
+    is_own = str(folder).startswith(f"{source.directory}/")
+    return not differences(record, made_of(source, step, choices), folder, is_own)
 
 
 def vocabulary_of(source: Source, choices: Choices) -> tuple[sources.VocabularyName, Vocabulary] | None:
@@ -189,6 +161,7 @@ def _convert(
     for old in (writing, failed):
         shutil.rmtree(old, ignore_errors=True)
     writing.mkdir(parents=True)  # a link of this name is an error
+    parts = made_of(source, step, choices)
     weights = source.arrays(step)
     if choices.encoder_only:
         source = dataclasses.replace(source, model=dataclasses.replace(source.model, num_decoder_layers=0))
@@ -228,42 +201,12 @@ def _convert(
             f"The folder for step {step} does not give the source's numbers; do not use it (now {failed}):"
             " convert again, and check the disk if it fails again."
         )
-    record = _record(source, step, choices, findings, ends_inputs)
+    record = record_of(source, parts, findings, ends_inputs)
     write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
     if final.exists():
-        shutil.rmtree(final)  # was made with other choices
+        shutil.rmtree(final)  # was made of something else
     writing.rename(final)
     print(f"step {step:,}: {as_typed_here(str(final))}", flush=True)
-
-
-def _record(
-    source: Source, step: int, choices: Choices, findings: Sequence[str], ends_inputs: bool
-) -> dict[str, object]:
-    """Returns what `is_made_of` and later readers of a folder ask for: its source, its choices and what was found.
-
-    It is not in config.json, which transformers writes into the folder of whatever is fine-tuned from this one.
-    """
-    record: dict[str, object] = {
-        "step": step,
-        "source": source.directory.name,
-        "kind": source.kind,
-        "dtype": choices.dtype,
-        "formats": choices.formats,
-        "checked": choices.checks,
-        "findings": findings,
-    }
-    if not choices.average:
-        record["average"] = False
-    is_whole_t5 = source.model.num_encoder_layers > 0 and not choices.encoder_only
-    if is_whole_t5 and sources.only_fills_gaps(source):
-        record[ONLY_FILLS_GAPS] = True
-    if ends_inputs:
-        record[ENDS_INPUTS] = True
-    if choices.encoder_only:
-        record["encoder_only"] = True
-    if head_scale(source.model) != 1:
-        record["transformers"] = choices.transformers
-    return record
 
 
 def _card_config(source: Source, choices: Choices, task: Provider | None) -> CardConfig:
@@ -356,7 +299,7 @@ def export_to_bucket(source: Source, address: str, steps: Sequence[int], choices
     for step in steps:
         target = f"{address.rstrip('/')}/step_{step}"
         record = manifest.read_file(target, RECORD) if manifest.read_file(target, manifest.FILE) else None
-        if is_made_of(record, source.directory.name, choices, target):
+        if _is_made(source, step, choices, record, target):
             print(f"step {step:,}: done before, {target}", flush=True)
             continue
         with tempfile.TemporaryDirectory(prefix="limba-export-") as folder:

@@ -182,6 +182,63 @@ def test_all_steps_once_and_interrupted_ones_again(tmp_path, capsys):
     assert "to me/model, revision main" in shown and "revision step_9" in shown and "flax_model.msgpack" in shown
 
 
+def test_a_run_of_the_same_name_is_another_one(tmp_path, capsys):
+    """Of two seeds below directories of their own, and of a run that was trained again under its name."""
+    config = config_of("t5_1_0")
+    flags = ("--formats=pytorch", "--no_check", "--vocabulary=none")
+    out = tmp_path / "out"
+    first, second = (write_run(tmp_path / f"seed{seed}" / "t5", config, seed=seed)[5] for seed in (0, 1))
+    for _ in range(2):
+        export(tmp_path / "seed0" / "t5", out, *flags)
+    assert capsys.readouterr().out.count("done before") == 1
+    with pytest.raises(InputError, match="out/step_5 was made from another checkpoint of that name, .*; remove it, or"):
+        export(tmp_path / "seed1" / "t5", out, *flags)
+    equal(open_folder(out / "step_5", config), first)
+
+    run = tmp_path / "seed0" / "t5"
+    export(run, *flags)
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(tmp_path / "seed1" / "t5" / "checkpoints", run / "checkpoints")
+    capsys.readouterr()
+    export(run, *flags)  # its own directory has what it is now
+    assert "done before" not in capsys.readouterr().out
+    equal(open_folder(run / "huggingface" / "step_5", config), second)
+
+    file = out / "step_5" / "conversion.json"
+    record = json.loads(file.read_text())
+    del record["checkpoint"]  # of an earlier version: the name alone is known
+    file.write_text(json.dumps(record))
+    export(tmp_path / "seed1" / "t5", out, *flags)
+    assert "done before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["T5X", "Hugging Face"])
+def test_others_checkpoints_of_the_same_name_are_others_too(kind, legacy, tmp_path, capsys):
+    """Their configurations and cards may be edited, or copied to where they were missing."""
+    flags = ("--no_check", "--formats=pytorch", "--vocabulary=none")
+    if kind == "T5X":
+        source = legacy
+        edited = [legacy / "checkpoint_3" / "config.gin", legacy / "config.gin"]
+        changed = legacy / "checkpoint_3" / "target.decoder.layers_0.mlp.wo.kernel" / "0.0"
+    else:
+        export(legacy, tmp_path / "first", *flags)
+        source = tmp_path / "first" / "step_3"
+        edited = [source / "README.md"]
+        changed = source / "model.safetensors"
+    out = tmp_path / "out"
+    export(source, out, *flags)
+    for file in edited:
+        file.write_text((file.read_text() if file.exists() else T5X_GIN) + "\n")
+    capsys.readouterr()
+    export(source, out, *flags)
+    assert "done before" in capsys.readouterr().out
+    content = bytearray(changed.read_bytes())
+    content[-1] ^= 1
+    changed.write_bytes(content)
+    with pytest.raises(InputError, match="was made from another checkpoint of that name"):
+        export(source, out, *flags)
+
+
 def test_bfloat16_and_files_in_parts(tmp_path):
     config = config_of("mt5")
     arrays = write_run(tmp_path / "run", config)[5]
