@@ -25,9 +25,9 @@ from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import merging, proof
 from limba.export.card import write_card
-from limba.export.record import Choices, differences, made_of, record_of
+from limba.export.record import CARD, NONE, Choices, card_of, differences, made_of, record_of
 from limba.formats import huggingface
-from limba.formats.huggingface import RECORD, head_scale
+from limba.formats.huggingface import ENDS_INPUTS, RECORD, head_scale
 from limba.formats.huggingface_files import ENCODER, Form, write_folder
 from limba.formats.open import HUGGING_FACE, VOCABULARIES, open_folder, open_path
 from limba.inference import source as sources
@@ -42,7 +42,6 @@ from limba.training.checkpoints.initial import stacked_layers
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 
-NONE = "none"  # as a vocabulary name: write no tokenizer
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 FILLS = (
@@ -73,7 +72,8 @@ def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
 def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) -> dict[int, Path]:
     """Writes and proves a folder for each step, in order; returns the folders. InputError if a proof fails.
 
-    Finished folders of an earlier call are kept.
+    Finished folders of an earlier call that were made of the same are kept; their cards are written anew, if they alone
+    would differ.
     """
     check_out(out)
     source = dataclasses.replace(source, average=choices.average)
@@ -82,16 +82,23 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     records = {step: folder / RECORD for step, folder in folders.items()}
     kept = {step: file.read_bytes() if file.is_file() else None for step, file in records.items()}
     wanted = []
+    with_other_cards = []
     for step in steps:
-        if _is_made(source, step, choices, kept[step], folders[step]):
-            print(f"step {step:,}: done before, {as_typed_here(str(folders[step]))}", flush=True)
-        else:
+        differing = _differing(source, step, choices, kept[step], folders[step])
+        if differing is None or differing - {CARD}:
             wanted.append(step)
-    if not wanted:
+        elif differing:
+            with_other_cards.append(step)
+        else:
+            print(f"step {step:,}: done before, {as_typed_here(str(folders[step]))}", flush=True)
+    if not wanted and not with_other_cards:
         return folders
-    tokenizer = vocabulary_of(source, choices)
+    tokenizer = vocabulary_of(source, choices) if wanted else None
     out.mkdir(parents=True, exist_ok=True)
     with lease.held(str(out)) as mine:
+        for step in with_other_cards:
+            mine.check()
+            _renew_card(source, step, folders[step], choices)
         for step in wanted:
             mine.check()
             _convert(source, step, folders[step], choices, tokenizer)
@@ -119,12 +126,37 @@ def possible(model: ModelConfig, choices: Choices) -> Choices:
     return dataclasses.replace(choices, formats=("pytorch",))
 
 
-def _is_made(source: Source, step: int, choices: Choices, record: bytes | None, folder: str | Path) -> bool:
-    """Returns whether a folder is finished and made of what is wanted; raises what `differences` raises."""
+def _differing(
+    source: Source, step: int, choices: Choices, record: bytes | None, folder: str | Path
+) -> set[str] | None:
+    """Returns in what a finished folder is not as wanted, None without one; raises what `differences` raises."""
     if record is None:
-        return False
+        return None
     is_own = str(folder).startswith(f"{source.directory}/")
-    return not differences(record, made_of(source, step, choices), folder, is_own)
+    return differences(record, made_of(source, step, choices), folder, is_own)
+
+
+def _renew_card(source: Source, step: int, folder: Path, choices: Choices) -> None:
+    """Writes the card of a finished folder anew, and says in its record what the card was told.
+
+    What it was told before stays, where nothing else is asked for now.
+    """
+    record = json.loads((folder / RECORD).read_text())
+    record[CARD] = record.get(CARD, {}) | made_of(source, step, choices)[CARD]
+    if choices.encoder_only:
+        source = _encoder_of(source)
+    source = dataclasses.replace(source, model=source.model.exported)
+    form = Form(record["formats"], record["dtype"], choices.transformers)
+    told = {name: value for name, value in record[CARD].items() if name in vars(choices.card)}
+    card = _with_datasets(CardConfig(**told), _task(source))
+    write_card(folder, source, step, form, record["findings"], card, record.get(ENDS_INPUTS, False))
+    write_whole(folder / RECORD, json.dumps(record, indent=2) + "\n")
+    print(f"step {step:,}: done before, {as_typed_here(str(folder))}; its card is new", flush=True)
+
+
+def _encoder_of(source: Source) -> Source:
+    """Returns a T5 without its decoder."""
+    return dataclasses.replace(source, model=dataclasses.replace(source.model, num_decoder_layers=0))
 
 
 def vocabulary_of(source: Source, choices: Choices) -> tuple[sources.VocabularyName, Vocabulary] | None:
@@ -164,7 +196,7 @@ def _convert(
     parts = made_of(source, step, choices)
     weights = source.arrays(step)
     if choices.encoder_only:
-        source = dataclasses.replace(source, model=dataclasses.replace(source.model, num_decoder_layers=0))
+        source = _encoder_of(source)
     vocabulary = tokenizer[1] if tokenizer else None
     task = _task(source)
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
@@ -191,8 +223,8 @@ def _convert(
         ):
             passed &= is_equal
             findings.append(finding)
-    card_config = _card_config(source, choices, task)
-    write_card(writing, source, step, form, findings, card_config, ends_inputs)
+    card = _with_datasets(card_of(source, choices), task)
+    write_card(writing, source, step, form, findings, card, ends_inputs)
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -209,13 +241,11 @@ def _convert(
     print(f"step {step:,}: {as_typed_here(str(final))}", flush=True)
 
 
-def _card_config(source: Source, choices: Choices, task: Provider | None) -> CardConfig:
-    """Returns the card of a folder: the fields that are chosen, and for the others the run's own card."""
-    of_run = CardConfig() if source.run is None else source.run.card
-    fields = {name: value or getattr(of_run, name) for name, value in vars(choices.card).items()}
-    if not fields["datasets"] and task is not None:
-        fields["datasets"] = tuple(hub_datasets(task))
-    return CardConfig(**fields)
+def _with_datasets(card: CardConfig, task: Provider | None) -> CardConfig:
+    """Returns a card with the task's data sets of the hub, where it names none."""
+    if card.datasets or task is None:
+        return card
+    return dataclasses.replace(card, datasets=tuple(hub_datasets(task)))
 
 
 def _task(source: Source) -> Provider | None:
@@ -292,14 +322,15 @@ def _proofs_of_tokenizer_and_encoder(
 def export_to_bucket(source: Source, address: str, steps: Sequence[int], choices: Choices) -> None:
     """Writes `address`/step_<N> for each step, proved, as `export` does.
 
-    Needs the space of one folder in the machine's temporary directory. Folders that are there with the same choices
-    are kept, and one made with other choices is replaced. Raises what `export` and `manifest.upload` raise.
+    Needs the space of one folder in the machine's temporary directory. Folders that are there and were made of the
+    same are kept, and one made by other choices is replaced. Raises what `export` and `manifest.upload` raise.
     """
     choices = possible(source.model, choices)
     for step in steps:
         target = f"{address.rstrip('/')}/step_{step}"
         record = manifest.read_file(target, RECORD) if manifest.read_file(target, manifest.FILE) else None
-        if _is_made(source, step, choices, record, target):
+        differing = _differing(source, step, choices, record, target)
+        if differing is not None and not differing:
             print(f"step {step:,}: done before, {target}", flush=True)
             continue
         with tempfile.TemporaryDirectory(prefix="limba-export-") as folder:

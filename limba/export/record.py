@@ -12,16 +12,21 @@ import google_crc32c
 from etils import epath
 
 from limba.config import CardConfig, InputError
+from limba.data.vocabulary import files
+from limba.export.merging import FREE_FIELDS
 from limba.formats.huggingface import ENDS_INPUTS, ONLY_FILLS_GAPS, RECORD, head_scale
 from limba.formats.names import Json
-from limba.formats.open import HUGGING_FACE, LIMBA
+from limba.formats.open import HUGGING_FACE, LIMBA, T5X
 from limba.formats.weights import files_to_download
 from limba.inference import source as sources
 from limba.inference.source import Source
 from limba.storage import manifest
 
 FORMATS = ("pytorch", "flax")
-CHECKPOINT = "checkpoint"  # in a record: the checksum of the files that the folder was made from
+NONE = "none"  # as a vocabulary name: write no tokenizer
+# In a record: the checksum of the files that the folder was made from, and what its card was told.
+CHECKPOINT = "checkpoint"
+CARD = "card"
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,13 @@ def made_of(source: Source, step: int, choices: Choices) -> Json:
         "source": source.directory.name,
         "kind": source.kind,
         CHECKPOINT: checksum(source, step),
+        "network": _network(source),
+        "vocabulary": _vocabulary(source, choices),
+        "extra_ids": choices.extra_ids,
         "dtype": choices.dtype,
-        "formats": [*choices.formats],
+        "formats": choices.formats,
+        "dropout": choices.dropout,
+        CARD: {name: value for name, value in vars(card_of(source, choices)).items() if value},
         "checked": choices.checks,
     }
     if not choices.average:
@@ -61,7 +71,50 @@ def made_of(source: Source, step: int, choices: Choices) -> Json:
         parts["encoder_only"] = True
     if head_scale(source.model) != 1:
         parts["transformers"] = choices.transformers
-    return parts
+    return json.loads(json.dumps(parts))  # as it is read again: lists in place of tuples
+
+
+def card_of(source: Source, choices: Choices) -> CardConfig:
+    """Returns what a folder's card is told: the fields that are chosen, and for the others the run's own card."""
+    of_run = CardConfig() if source.run is None else source.run.card
+    fields = {name: value or getattr(of_run, name) for name, value in vars(choices.card).items()}
+    return CardConfig(**fields)
+
+
+def _network(source: Source) -> Json:
+    """Returns the fields of the network that change what an array means, where they are not as by default."""
+    return {
+        field.name: getattr(source.model, field.name)
+        for field in dataclasses.fields(source.model)
+        if field.name not in FREE_FIELDS and getattr(source.model, field.name) != field.default
+    }
+
+
+def _vocabulary(source: Source, choices: Choices) -> str:
+    """Returns what tells the vocabulary of a folder from another one: of a chosen one the checksum of its content.
+
+    A run's own is fixed when it begins. The one of a T5X checkpoint is named in a gin file, which may be edited.
+    """
+    chosen = choices.vocabulary
+    if chosen in (NONE, "byte"):
+        return chosen
+    if chosen is not None:
+        return f"{google_crc32c.value(_content(chosen)):08x}"
+    named = source.vocabulary
+    if named is None:
+        return "unknown" if source.run is None else "its own"
+    if source.kind == T5X:
+        return f"its own, {google_crc32c.value(f'{named.path} {named.extra_ids}'.encode()):08x}"
+    return "its own"
+
+
+def _content(address: str) -> bytes:
+    """Returns the bytes of a vocabulary's file, or of the files of one that is a folder; InputError without any."""
+    if not files.is_folder(address):
+        return files.content(address)
+    folder = files.folder_at(address)
+    there = [folder / name for name in files.OF_FOLDER if (folder / name).exists()]
+    return b"".join(path.name.encode() + path.read_bytes() for path in there)
 
 
 def checksum(source: Source, step: int) -> str | None:
@@ -95,10 +148,10 @@ def record_of(source: Source, parts: Json, findings: Sequence[str], ends_inputs:
 def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool = False) -> set[str] | None:
     """Returns the parts in which a finished folder is not as `wanted` (`made_of`); None where no folder is finished.
 
-    A folder with more formats than are asked for is good, and one that was proved where no proof is asked for. A record
-    that lacks a part, as earlier versions wrote it, is taken as good there. Raises InputError for a folder that was
-    made from another run, or from another checkpoint of this name: only where the folder `is_own`, in the directory of
-    the run itself, may it be made again.
+    A folder with more formats than are asked for is good, one that was proved where no proof is asked for, and one
+    whose card says more. A record that lacks a part, as earlier versions wrote it, is taken as good there. Raises
+    InputError for a folder that was made from another run, or from another checkpoint of this name: only where the
+    folder `is_own`, in the directory of the run itself, may it be made again.
     """
     if record is None:
         return None
@@ -111,6 +164,7 @@ def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool
         if wanted["checked"] and not written["checked"]:
             differing.add("checked")
         asked = {"average": True, "encoder_only": False, **wanted}
+        asked[CARD] = {**written.get(CARD, {}), **wanted.get(CARD, {})}
         for part in set(asked) - {"source", "kind", "formats", "checked"}:
             if written.get(part, asked[part]) != asked[part]:
                 differing.add(part)
