@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from limba.formats.huggingface import RECORD
 from limba.formats.huggingface_files import ENCODER, SENTENCE_MODULES
 from limba.formats.names import SAFETENSORS, SAFETENSORS_INDEX
 from limba.formats.weights import FLAX_FILE
-from limba.storage import manifest, servers
+from limba.storage import lease, manifest, servers
 from limba.training.checks import check_writable
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,11 @@ class FolderDestination:
         address = self.address_of(step)
         record = folder / RECORD
         new = record.read_bytes() if record.exists() else None
-        manifest.upload(folder, address, replace=has_same_source(self.record_at(address), new))
+        may_replace = has_same_source(self.record_at(address), new)
+        if self.is_local:
+            _copy(folder, Path(address), may_replace)
+        else:
+            manifest.upload(folder, address, replace=may_replace)
         return address
 
     def address_of(self, step: int) -> str:
@@ -186,6 +191,24 @@ def check_target(target: str, dry_run: bool) -> None:
             _check_access(", or only show what would be uploaded")
     except OSError as error:
         raise InputError(f"The hub cannot be reached ({error}); check the network.") from error
+
+
+def _copy(folder: Path, final: Path, may_replace: bool) -> None:
+    """Copies a folder to another local one, which has its name when it is whole."""
+    if final.exists() and not may_replace:
+        raise InputError(
+            f"{final} is there already, and was made from another run or checkpoint; remove it, or give another"
+            " directory."
+        )
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with lease.held(str(final.parent)) as mine:
+        writing = final.with_name(f"{final.name}.writing")
+        shutil.rmtree(writing, ignore_errors=True)
+        shutil.copytree(folder, writing)
+        mine.check()
+        if final.exists():
+            shutil.rmtree(final)
+        writing.rename(final)
 
 
 def _check_access(otherwise: str) -> None:

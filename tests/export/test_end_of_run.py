@@ -105,6 +105,25 @@ def test_a_wrong_destination_is_refused_before_training(run: RunConfig, tmp_path
         dataclasses.replace(run, export_to="ftp://host/out")
 
 
+def test_a_second_local_folder_gets_a_copy(tmp_path: Path) -> None:
+    """Only the first one is written there; a copy went to buckets alone."""
+    folder = tmp_path / "first" / "step_2"
+    folder.mkdir(parents=True)
+    destination = end_of_run.FolderDestination(str(tmp_path / "second"))
+    there = tmp_path / "second" / "step_2"
+    for text in ("one", "another"):
+        (folder / "README.md").write_text(text)
+        (folder / destinations.RECORD).write_text(json.dumps({"source": "run", "checkpoint": "a", "findings": [text]}))
+        destination.check()
+        assert destination.deliver(folder, 2) == str(there)
+        assert (there / "README.md").read_text() == text
+    assert {path.name for path in there.iterdir()} == {"README.md", destinations.RECORD}
+    (folder / destinations.RECORD).write_text(json.dumps({"source": "run", "checkpoint": "b"}))
+    with pytest.raises(InputError, match="second/step_2 is there already, and was made from another run or checkpoint"):
+        destination.deliver(folder, 2)
+    assert (there / "README.md").read_text() == "another"
+
+
 def test_an_export_of_a_step_that_the_run_has_yet_to_make_is_refused_before_training(
     run: RunConfig, tmp_path: Path
 ) -> None:
