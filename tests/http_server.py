@@ -222,7 +222,11 @@ class ModelHubHandler(Handler):
         elif action == "commit":
             for line in map(json.loads, sent.splitlines()):
                 if line["key"] == "file":
-                    (folder / line["value"]["path"]).write_bytes(base64.b64decode(line["value"]["content"]))
+                    file = folder / line["value"]["path"]
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(base64.b64decode(line["value"]["content"]))
+                elif line["key"] == "deletedFile":
+                    (folder / line["value"]["path"]).unlink()
             self.server.count("commit", revision, len(sent))
         sha = _sha(revision)
         return self._say({"commitUrl": f"{self._root()}/{user}/{name}/commit/{sha}", "commitOid": sha})
@@ -260,7 +264,10 @@ class ModelHubHandler(Handler):
             super()._answer(with_body)
             self.client = self.name = "api"
             return None
-        files = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in folder.iterdir()]
+        files = []
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            path = str(file.relative_to(folder))
+            files.append({"type": "file", "path": path, "size": file.stat().st_size, "oid": _oid(file)})
         siblings = [{"rfilename": file["path"]} for file in files]
         info = {"id": f"{user}/{name}", "sha": sha, "siblings": siblings, "private": False, "tags": []}
         card = (folder / "README.md").read_text() if (folder / "README.md").is_file() else ""

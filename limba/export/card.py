@@ -16,6 +16,7 @@ from limba.formats.huggingface_tokenizer import extra_ids_in
 from limba.formats.names import Json
 from limba.inference.source import Source
 from limba.storage import hub
+from limba.storage.files import write_whole
 from limba.training.metrics.logging import read_metrics
 
 PIPELINES = {"causal": "text-generation", "bidirectional": "fill-mask"}
@@ -107,7 +108,7 @@ def write_card(
         BYTE_SENTINELS if extra_ids_in(epath.Path(directory)) == 0 else "",
         f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if card.thank_trc else "",
     ]
-    (directory / "README.md").write_text("\n\n".join(part for part in sections if part) + "\n", encoding="utf-8")
+    write_whole(directory / "README.md", "\n\n".join(part for part in sections if part) + "\n")
 
 
 def _front_matter(source: Source, card: CardConfig, results: Mapping[str, float]) -> huggingface_hub.ModelCardData:

@@ -1,20 +1,37 @@
 """Where an exported folder goes: a folder or bucket, and a model of the hub."""
 
-import json
 import logging
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from limba.config import ConfigError, InputError, RunConfig, reason_of
+from limba.data.vocabulary.files import OF_FOLDER
+from limba.export.record import has_same_source
 from limba.formats.huggingface import RECORD
-from limba.storage import manifest, servers
+from limba.formats.huggingface_files import ENCODER, SENTENCE_MODULES
+from limba.formats.names import SAFETENSORS, SAFETENSORS_INDEX
+from limba.formats.weights import FLAX_FILE
+from limba.storage import lease, manifest, servers
 from limba.training.checks import check_writable
 
 logger = logging.getLogger(__name__)
 
 REFUSALS = (400, 401, 403, 404)  # statuses that another attempt does not change
+CHAT_TEMPLATE = "chat_template.jinja"  # users add it to a model on the hub by hand
+WEIGHTS = (SAFETENSORS, "model-?????-of-?????.safetensors", SAFETENSORS_INDEX, FLAX_FILE)
+# The files that an export may write, as patterns: a branch of the hub has those of its newest upload alone. An older
+# model.safetensors would be read before the index of a newer model in several files.
+EXPORTED = (*WEIGHTS, *(name for name in OF_FOLDER if name != CHAT_TEMPLATE))
+OF_EXPORTS = (
+    *EXPORTED,
+    RECORD,
+    "README.md",
+    "loss.png",
+    *(f"{ENCODER}/{name}" for name in EXPORTED + SENTENCE_MODULES),
+)
 
 
 @dataclass(frozen=True)
@@ -36,15 +53,28 @@ class FolderDestination:
         check_writable(self.name, "RunConfig.export_to", self.name)
 
     def deliver(self, folder: Path, step: int) -> str:
-        """Copies the folder; returns its address. An existing folder is replaced only by one of the same run."""
+        """Copies the folder; returns its address. A folder that is there is replaced by one of its checkpoint alone."""
         if folder.parent == Path(self.name):  # it was written there
             return str(folder)
-        address = f"{self.name.rstrip('/')}/{folder.name}"
-        existing = _source_of(manifest.read_file(address, RECORD))
+        address = self.address_of(step)
         record = folder / RECORD
-        new = _source_of(record.read_bytes() if record.exists() else None)
-        manifest.upload(folder, address, replace=existing == new)
+        new = record.read_bytes() if record.exists() else None
+        may_replace = has_same_source(self.record_at(address), new)
+        if self.is_local:
+            _copy(folder, Path(address), may_replace)
+        else:
+            manifest.upload(folder, address, replace=may_replace)
         return address
+
+    def address_of(self, step: int) -> str:
+        return f"{self.name.rstrip('/')}/step_{step}"
+
+    def record_at(self, address: str) -> bytes | None:
+        """Returns the record of a folder that is there; None without one."""
+        if not self.is_local:
+            return manifest.read_file(address, RECORD)
+        record = Path(address) / RECORD
+        return record.read_bytes() if record.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -79,8 +109,9 @@ class HubDestination:
     def deliver(self, folder: Path, step: int, revision: str = "main") -> str:
         """Uploads the folder as one commit of a branch, which is made if needed; returns the address.
 
-        Files that the hub has already, from an interrupted upload, are not sent again. InputError if the hub refuses
-        it, OSError for any other failure.
+        The commit also removes what earlier exports have left there and this one does not have; files of other names
+        stay. Files that the hub has already, from an interrupted upload, are not sent again. InputError if the hub
+        refuses it, OSError for any other failure.
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
@@ -93,8 +124,13 @@ class HubDestination:
             hub.create_repo(target, exist_ok=True, private=self.private)
             if revision != "main":
                 hub.create_branch(target, branch=revision, exist_ok=True)
-            message = f"Step {step}"
-            hub.upload_folder(repo_id=target, folder_path=folder, revision=revision, commit_message=message)
+            hub.upload_folder(
+                repo_id=target,
+                folder_path=folder,
+                revision=revision,
+                commit_message=f"Step {step}",
+                delete_patterns=[*OF_EXPORTS],
+            )
         except (HTTPError, OSError) as error:
             if _status(error) in REFUSALS:
                 raise InputError(
@@ -130,8 +166,10 @@ def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
     plan.append((max(folders), "main"))
     if dry_run:
         for step, revision in plan:
-            for file in sorted(folders[step].iterdir()):
-                print(f"would upload {file.name} ({file.stat().st_size:,} bytes) to {target}, revision {revision}")
+            folder = folders[step]
+            for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+                name = file.relative_to(folder)
+                print(f"would upload {name} ({file.stat().st_size:,} bytes) to {target}, revision {revision}")
         return
     try:
         for step, revision in plan:
@@ -155,12 +193,22 @@ def check_target(target: str, dry_run: bool) -> None:
         raise InputError(f"The hub cannot be reached ({error}); check the network.") from error
 
 
-def _source_of(record: bytes | None) -> str | None:
-    """Returns the run that an exported folder was made from, by its record; None if there is no readable one."""
-    try:
-        return json.loads(record or b"")["source"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+def _copy(folder: Path, final: Path, may_replace: bool) -> None:
+    """Copies a folder to another local one, which has its name when it is whole."""
+    if final.exists() and not may_replace:
+        raise InputError(
+            f"{final} is there already, and was made from another run or checkpoint; remove it, or give another"
+            " directory."
+        )
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with lease.held(str(final.parent)) as mine:
+        writing = final.with_name(f"{final.name}.writing")
+        shutil.rmtree(writing, ignore_errors=True)
+        shutil.copytree(folder, writing)
+        mine.check()
+        if final.exists():
+            shutil.rmtree(final)
+        writing.rename(final)
 
 
 def _check_access(otherwise: str) -> None:

@@ -64,6 +64,25 @@ def check(config: RunConfig) -> None:
         raise ConfigError(_field(config), f"is set, and the network cannot be exported: {error}") from error
     for destination in chosen:
         destination.check()
+        if isinstance(destination, FolderDestination):
+            _check_last_step(config, destination)
+
+
+def _check_last_step(config: RunConfig, destination: FolderDestination) -> None:
+    """Raises ConfigError if the run's last step is exported there before the run has it: nothing is overwritten."""
+    if config.train_steps is None:  # the data's end says it
+        return
+    address = destination.address_of(config.train_steps)
+    if destination.record_at(address) is None:
+        return
+    if config.train_steps in limba_checkpoint.steps_in(epath.Path(config.model_dir) / "checkpoints"):
+        return
+    raise ConfigError(
+        "RunConfig.export_to",
+        f"is {destination.name}, and {address} is there already, though {config.model_dir} has no checkpoint"
+        f" {config.train_steps}: it was made from another run, or from this one before it was trained again; remove"
+        " it, or give another directory.",
+    )
 
 
 def check_vocabulary(config: RunConfig, vocabulary: Vocabulary) -> None:
@@ -193,7 +212,8 @@ def written(config: RunConfig, step: int, out: Path) -> Path:
 
 def write_asked() -> None:
     """Writes and proves the folder that the first argument asks for, in the process that `written` has started."""
-    from limba.export.huggingface import Choices, export
+    from limba.export.huggingface import export
+    from limba.export.record import Choices
     from limba.inference.source import find
 
     asked = json.loads(sys.argv[1])

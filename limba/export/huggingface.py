@@ -9,7 +9,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -26,6 +25,7 @@ from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import merging, proof
 from limba.export.card import write_card
+from limba.export.record import CARD, NONE, Choices, card_of, differences, made_of
 from limba.formats import huggingface
 from limba.formats.architectures import has_flax_class
 from limba.formats.huggingface import ENDS_INPUTS, RECORD, head_scale
@@ -43,8 +43,6 @@ from limba.training.checkpoints.initial import stacked_layers
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 
-FORMATS = ("pytorch", "flax")
-NONE = "none"  # as a vocabulary name: write no tokenizer
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 FILLS = (
@@ -52,22 +50,6 @@ FILLS = (
     " masks are predicted at the place before them, which no class of transformers does: TrainedModel.fill fills them"
 )
 _ENTRY = re.compile(rf"step_\d+(\.writing|\.failed)?|{re.escape(lease.FILE)}")
-
-
-@dataclass(frozen=True)
-class Choices:
-    """The choices of an export."""
-
-    formats: tuple[str, ...] = FORMATS
-    dtype: str = "float32"
-    vocabulary: str | None = None  # a SentencePiece model's path, 'byte', 'none', or None: the run's own
-    extra_ids: int | None = None  # above the pieces of `vocabulary`; None: as `open_vocabulary` chooses
-    checks: bool = True
-    card: CardConfig = dataclasses.field(default_factory=CardConfig)  # what it leaves out is as in the run's own
-    dropout: float = 0.1  # of config.json, for those who fine-tune; pretraining mostly has none
-    average: bool = True  # of a run that evaluates an average of its weights: that average, and not the weights
-    transformers: int = 5  # the version that reads the folder: it matters for an untied umT5 alone
-    encoder_only: bool = False  # of a T5: its encoder alone, as T5EncoderModel
 
 
 def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
@@ -91,7 +73,8 @@ def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
 def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) -> dict[int, Path]:
     """Writes and proves a folder for each step, in order; returns the folders. InputError if a proof fails.
 
-    Finished folders of an earlier call are kept.
+    Finished folders of an earlier call that were made of the same are kept; their cards are written anew, if they alone
+    would differ.
     """
     check_out(out)
     source = dataclasses.replace(source, average=choices.average)
@@ -99,15 +82,24 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     folders = {step: out / f"step_{step}" for step in steps}
     records = {step: folder / RECORD for step, folder in folders.items()}
     kept = {step: file.read_bytes() if file.is_file() else None for step, file in records.items()}
-    wanted = [step for step in steps if not is_made_of(kept[step], source.directory.name, choices, folders[step])]
+    wanted = []
+    with_other_cards = []
     for step in steps:
-        if step not in wanted:
+        differing = _differing(source, step, choices, kept[step], folders[step])
+        if differing is None or differing - {CARD}:
+            wanted.append(step)
+        elif differing:
+            with_other_cards.append(step)
+        else:
             print(f"step {step:,}: done before, {as_typed_here(str(folders[step]))}", flush=True)
-    if not wanted:
+    if not wanted and not with_other_cards:
         return folders
-    tokenizer = vocabulary_of(source, choices)
+    tokenizer = vocabulary_of(source, choices) if wanted else None
     out.mkdir(parents=True, exist_ok=True)
     with lease.held(str(out)) as mine:
+        for step in with_other_cards:
+            mine.check()
+            _renew_card(source, step, folders[step], choices)
         for step in wanted:
             mine.check()
             _convert(source, step, folders[step], choices, tokenizer)
@@ -135,25 +127,37 @@ def possible(model: ModelConfig, choices: Choices) -> Choices:
     return dataclasses.replace(choices, formats=("pytorch",))
 
 
-def is_made_of(record: bytes | None, name: str, choices: Choices, folder: object) -> bool:
-    """Returns whether a finished folder's record has these choices; InputError if it was made from another run."""
+def _differing(
+    source: Source, step: int, choices: Choices, record: bytes | None, folder: str | Path
+) -> set[str] | None:
+    """Returns in what a finished folder is not as wanted, None without one; raises what `differences` raises."""
     if record is None:
-        return False
-    try:
-        written = json.loads(record)
-        source = written["source"]
-        # A folder with more formats than are asked for is good, and one that was proved where no proof is asked for.
-        has_formats = set(written["formats"]) >= set(choices.formats)
-        is_checked = written["checked"] or not choices.checks
-        is_same = has_formats and is_checked and written["dtype"] == choices.dtype
-        defaults = {"transformers": choices.transformers, "average": True, "encoder_only": False}
-        for choice, default in defaults.items():
-            is_same = is_same and written.get(choice, default) == getattr(choices, choice)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InputError(f"{folder} has a {RECORD} that no export has written; give another directory.") from None
-    if source != name:
-        raise InputError(f"{folder} was made from another run, {source}; give another directory.")
-    return bool(is_same)
+        return None
+    is_own = str(folder).startswith(f"{source.directory}/")
+    return differences(record, made_of(source, step, choices), folder, is_own)
+
+
+def _renew_card(source: Source, step: int, folder: Path, choices: Choices) -> None:
+    """Writes the card of a finished folder anew, and says in its record what the card was told.
+
+    What it was told before stays, where nothing else is asked for now.
+    """
+    record = json.loads((folder / RECORD).read_text())
+    record[CARD] = record.get(CARD, {}) | made_of(source, step, choices)[CARD]
+    if choices.encoder_only:
+        source = _encoder_of(source)
+    source = dataclasses.replace(source, model=source.model.exported)
+    form = Form(record["formats"], record["dtype"], choices.transformers)
+    told = {name: value for name, value in record[CARD].items() if name in vars(choices.card)}
+    card = _with_datasets(CardConfig(**told), _task(source))
+    write_card(folder, source, step, form, record["findings"], card, record.get(ENDS_INPUTS, False))
+    write_whole(folder / RECORD, json.dumps(record, indent=2) + "\n")
+    print(f"step {step:,}: done before, {as_typed_here(str(folder))}; its card is new", flush=True)
+
+
+def _encoder_of(source: Source) -> Source:
+    """Returns a T5 without its decoder."""
+    return dataclasses.replace(source, model=dataclasses.replace(source.model, num_decoder_layers=0))
 
 
 def vocabulary_of(source: Source, choices: Choices) -> tuple[sources.VocabularyName, Vocabulary] | None:
@@ -190,9 +194,10 @@ def _convert(
     for old in (writing, failed):
         shutil.rmtree(old, ignore_errors=True)
     writing.mkdir(parents=True)  # a link of this name is an error
+    parts = made_of(source, step, choices)
     weights = source.arrays(step)
     if choices.encoder_only:
-        source = dataclasses.replace(source, model=dataclasses.replace(source.model, num_decoder_layers=0))
+        source = _encoder_of(source)
     vocabulary = tokenizer[1] if tokenizer else None
     task = _task(source)
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
@@ -219,8 +224,8 @@ def _convert(
         ):
             passed &= is_equal
             findings.append(finding)
-    card_config = _card_config(source, choices, task)
-    write_card(writing, source, step, form, findings, card_config, ENDS_INPUTS in learned)
+    card = _with_datasets(card_of(source, choices), task)
+    write_card(writing, source, step, form, findings, card, ENDS_INPUTS in learned)
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -229,44 +234,19 @@ def _convert(
             f"The folder for step {step} does not give the source's numbers; do not use it (now {failed}):"
             " convert again, and check the disk if it fails again."
         )
-    record = _record(source, step, choices, findings) | learned
+    record = {**parts, "findings": findings, **learned}
     write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
     if final.exists():
-        shutil.rmtree(final)  # was made with other choices
+        shutil.rmtree(final)  # was made of something else
     writing.rename(final)
     print(f"step {step:,}: {as_typed_here(str(final))}", flush=True)
 
 
-def _record(source: Source, step: int, choices: Choices, findings: Sequence[str]) -> dict[str, object]:
-    """Returns what `is_made_of` and later readers of a folder ask for: its source, its choices and what was found.
-
-    It is not in config.json, which transformers writes into the folder of whatever is fine-tuned from this one.
-    """
-    record: dict[str, object] = {
-        "step": step,
-        "source": source.directory.name,
-        "kind": source.kind,
-        "dtype": choices.dtype,
-        "formats": choices.formats,
-        "checked": choices.checks,
-        "findings": findings,
-    }
-    if not choices.average:
-        record["average"] = False
-    if choices.encoder_only:
-        record["encoder_only"] = True
-    if head_scale(source.model) != 1:
-        record["transformers"] = choices.transformers
-    return record
-
-
-def _card_config(source: Source, choices: Choices, task: Provider | None) -> CardConfig:
-    """Returns the card of a folder: the fields that are chosen, and for the others the run's own card."""
-    of_run = CardConfig() if source.run is None else source.run.card
-    fields = {name: value or getattr(of_run, name) for name, value in vars(choices.card).items()}
-    if not fields["datasets"] and task is not None:
-        fields["datasets"] = tuple(hub_datasets(task))
-    return CardConfig(**fields)
+def _with_datasets(card: CardConfig, task: Provider | None) -> CardConfig:
+    """Returns a card with the task's data sets of the hub, where it names none."""
+    if card.datasets or task is None:
+        return card
+    return dataclasses.replace(card, datasets=tuple(hub_datasets(task)))
 
 
 def _task(source: Source) -> Provider | None:
@@ -336,14 +316,15 @@ def _proofs_of_tokenizer_and_encoder(
 def export_to_bucket(source: Source, address: str, steps: Sequence[int], choices: Choices) -> None:
     """Writes `address`/step_<N> for each step, proved, as `export` does.
 
-    Needs the space of one folder in the machine's temporary directory. Folders that are there with the same choices
-    are kept, and one made with other choices is replaced. Raises what `export` and `manifest.upload` raise.
+    Needs the space of one folder in the machine's temporary directory. Folders that are there and were made of the
+    same are kept, and one made by other choices is replaced. Raises what `export` and `manifest.upload` raise.
     """
     choices = possible(source.model, choices)
     for step in steps:
         target = f"{address.rstrip('/')}/step_{step}"
         record = manifest.read_file(target, RECORD) if manifest.read_file(target, manifest.FILE) else None
-        if is_made_of(record, source.directory.name, choices, target):
+        differing = _differing(source, step, choices, record, target)
+        if differing is not None and not differing:
             print(f"step {step:,}: done before, {target}", flush=True)
             continue
         with tempfile.TemporaryDirectory(prefix="limba-export-") as folder:

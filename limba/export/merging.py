@@ -189,9 +189,7 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
 
 def _record(parts: Sequence[Part], weighting: Weighting, weights: Sequence[float]) -> Json:
     def described(part: Part, weight: float) -> Json:
-        digest = None
-        if manifest.exists(part.path):
-            _, digest = manifest.entry(part.path / manifest.FILE)
+        digest = manifest.own_checksum(part.path)
         run = without_credentials(str(part.source.directory))
         return {"run": run, "step": part.step, "weight": weight, "manifest_crc32c": digest}
 

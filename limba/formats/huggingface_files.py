@@ -33,6 +33,13 @@ from limba.storage.files import read_text
 
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
 ENCODER = "encoder"  # the folder of a hybrid's encoder, inside its language model's
+# What `write_sentence_modules` writes.
+SENTENCE_MODULES = (
+    "modules.json",
+    "1_Pooling/config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
 _ARRAY = 1  # flax's number of msgpack's extension for an array
 _FIXED_EXTENSIONS = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}  # bytes -> the head of an extension of that size
 _ID_OF_ROLE = re.compile(r"\w+_token_id")

@@ -58,6 +58,11 @@ def exists(directory: str | epath.Path) -> bool:
     return (epath.Path(directory) / FILE).exists()
 
 
+def own_checksum(directory: epath.Path) -> str | None:
+    """Returns the crc32c of a directory's manifest file, which tells its content from any other; None without one."""
+    return entry(directory / FILE)[1] if exists(directory) else None
+
+
 def entries(directory: str | epath.Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Entry]:
     """Returns relative path -> (size, checksum) of a directory's files whose path is `wanted`, read now."""
     root = epath.Path(directory)

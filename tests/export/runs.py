@@ -28,14 +28,14 @@ def arrays_of(config, seed=0):
     return arrays
 
 
-def write_run(directory, config, steps=(5,)):
+def write_run(directory, config, steps=(5,), seed=0):
     """A run directory as ours is on disk; returns the arrays of each step."""
     directory.mkdir(parents=True)
     (directory / "config.gin").write_text(network_gin(config))
     (directory / saved_config.FILE).write_text(saved_config.to_text(config))
     written = {}
     for step in steps:
-        written[step] = arrays_of(config, step)
+        written[step] = arrays_of(config, step + seed)
         tree = {"step": np.int32(step), "params": unflatten(stack_layers(written[step]))}
         path = directory / "checkpoints" / str(step)
         with ocp.PyTreeCheckpointer() as checkpointer:

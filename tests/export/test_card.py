@@ -10,7 +10,7 @@ from etils import epath
 from limba.cli import main, program
 from limba.config import CardConfig, ConfigError, DataConfig, RunConfig, saved_config
 from limba.export.card import _training
-from limba.export.huggingface import Choices, _card_config
+from limba.export.record import Choices, card_of
 from limba.inference.source import Source
 from tests import tiny
 
@@ -25,13 +25,11 @@ def source(card: CardConfig) -> Source:
 
 
 def test_the_run_says_what_the_command_leaves_out() -> None:
-    assert _card_config(source(OWN), Choices(), None) == OWN
+    assert card_of(source(OWN), Choices()) == OWN
     of_run = CardConfig(language="en,ms", licence="mit")
-    assert _card_config(source(OWN), Choices(card=of_run), None) == dataclasses.replace(
-        OWN, language="en,ms", licence="mit"
-    )
-    assert _card_config(source(CardConfig()), Choices(card=of_run), None) == of_run
-    assert _card_config(dataclasses.replace(source(OWN), run=None), Choices(), None) == CardConfig()
+    assert card_of(source(OWN), Choices(card=of_run)) == dataclasses.replace(OWN, language="en,ms", licence="mit")
+    assert card_of(source(CardConfig()), Choices(card=of_run)) == of_run
+    assert card_of(dataclasses.replace(source(OWN), run=None), Choices()) == CardConfig()
 
 
 def test_a_run_whose_config_names_no_card_has_an_empty_one() -> None:

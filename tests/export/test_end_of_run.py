@@ -105,6 +105,45 @@ def test_a_wrong_destination_is_refused_before_training(run: RunConfig, tmp_path
         dataclasses.replace(run, export_to="ftp://host/out")
 
 
+def test_a_second_local_folder_gets_a_copy(tmp_path: Path) -> None:
+    """Only the first one is written there; a copy went to buckets alone."""
+    folder = tmp_path / "first" / "step_2"
+    folder.mkdir(parents=True)
+    destination = end_of_run.FolderDestination(str(tmp_path / "second"))
+    there = tmp_path / "second" / "step_2"
+    for text in ("one", "another"):
+        (folder / "README.md").write_text(text)
+        (folder / destinations.RECORD).write_text(json.dumps({"source": "run", "checkpoint": "a", "findings": [text]}))
+        destination.check()
+        assert destination.deliver(folder, 2) == str(there)
+        assert (there / "README.md").read_text() == text
+    assert {path.name for path in there.iterdir()} == {"README.md", destinations.RECORD}
+    (folder / destinations.RECORD).write_text(json.dumps({"source": "run", "checkpoint": "b"}))
+    with pytest.raises(InputError, match="second/step_2 is there already, and was made from another run or checkpoint"):
+        destination.deliver(folder, 2)
+    assert (there / "README.md").read_text() == "another"
+
+
+def test_an_export_of_a_step_that_the_run_has_yet_to_make_is_refused_before_training(
+    run: RunConfig, tmp_path: Path
+) -> None:
+    """MODEL_DIR was removed and EXPORT_TO was not: at the end the run would find a folder that is not its own."""
+    folder = tmp_path / "out" / "step_2"
+    folder.mkdir(parents=True)
+    again = dataclasses.replace(run, model_dir=str(tmp_path / "run"), export_to=str(tmp_path / "out"))
+    end_of_run.check(again)
+    (folder / destinations.RECORD).write_text(json.dumps({"source": "run"}))
+    with pytest.raises(
+        InputError, match=r"RunConfig\.export_to is .*out/step_2 is there already, .*; remove it, or give"
+    ):
+        end_of_run.check(again)
+    end_of_run.check(dataclasses.replace(again, train_steps=3))
+    checkpoint = tmp_path / "run" / "checkpoints" / "2"
+    (checkpoint / "state").mkdir(parents=True)
+    (checkpoint / manifest.FILE).write_text(manifest.text({}, 2))
+    end_of_run.check(again)  # it has ended, and is started once more
+
+
 @pytest.mark.night
 def test_what_cannot_be_written_is_said_and_ends_nothing(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,11 +158,11 @@ def test_what_cannot_be_written_is_said_and_ends_nothing(
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 def test_a_bucket_gets_the_folder_whole_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same run's folder is replaced, of which only what differs is sent; another run's is refused."""
+    """The same checkpoint's folder is replaced, of which only what differs is sent; another one's is refused."""
     folder = tmp_path / "step_2"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(bytes(range(256)) * 1000)
-    (folder / destinations.RECORD).write_text(json.dumps({"source": "run"}))
+    (folder / destinations.RECORD).write_text(json.dumps({"source": "run", "checkpoint": "0000000a"}))
     (folder / "README.md").write_text("one")
     with emulated(monkeypatch) as server:
         destination = end_of_run.FolderDestination("gs://bucket/out")
@@ -134,9 +173,12 @@ def test_a_bucket_gets_the_folder_whole_and_once(tmp_path: Path, monkeypatch: py
         assert destination.deliver(folder, 2) == "gs://bucket/out/step_2"
         assert server.data("out/step_2/README.md") == b"another" and not manifest.check("gs://bucket/out/step_2")
         assert server.received["out/step_2/model.safetensors"] == sent
-        (folder / destinations.RECORD).write_text(json.dumps({"source": "other"}))
-        with pytest.raises(InputError, match="gs://bucket/out/step_2"):
-            destination.deliver(folder, 2)
+        for other in ({"source": "other"}, {"source": "run", "checkpoint": "0000000b"}):  # or trained again
+            (folder / destinations.RECORD).write_text(json.dumps(other))
+            with pytest.raises(InputError, match="gs://bucket/out/step_2"):
+                destination.deliver(folder, 2)
+        (folder / destinations.RECORD).write_text(json.dumps({"source": "run"}))  # of an earlier version
+        assert destination.deliver(folder, 2) == "gs://bucket/out/step_2"
         left = {name.partition("/")[0] for name in server.names()}
     assert left == {"out"} and not (Path.cwd() / "gs:").exists()
 

@@ -18,7 +18,7 @@ from etils import epath
 from flax import serialization
 
 from limba.cli import convert, flags, generate, program
-from limba.config import InputError, ModelConfig
+from limba.config import CardConfig, DataConfig, InputError, ModelConfig, RunConfig
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.sentinels import sentinel_ids
 from limba.data.vocabulary.spelling import piece_bytes
@@ -39,6 +39,7 @@ from limba.inference.source import LIMBA, Source, VocabularyName, find
 from limba.run import train
 from limba.storage import manifest
 from tests import tiny
+from tests.bucket_server import emulated
 from tests.export.runs import arrays_of, write_run
 from tests.inference.test_gaps import answered
 from tests.model.test_huggingface import FAMILIES, our_config
@@ -183,6 +184,155 @@ def test_all_steps_once_and_interrupted_ones_again(tmp_path, capsys):
     export(tmp_path / "run", out, "--push=me/model", "--dry_run", "--formats=flax", "--no_check", "--steps=all")
     shown = capsys.readouterr().out
     assert "to me/model, revision main" in shown and "revision step_9" in shown and "flax_model.msgpack" in shown
+
+
+def test_a_run_of_the_same_name_is_another_one(tmp_path, capsys):
+    """Of two seeds below directories of their own, and of a run that was trained again under its name."""
+    config = config_of("t5_1_0")
+    flags = ("--formats=pytorch", "--no_check", "--vocabulary=none")
+    out = tmp_path / "out"
+    first, second = (write_run(tmp_path / f"seed{seed}" / "t5", config, seed=seed)[5] for seed in (0, 1))
+    for _ in range(2):
+        export(tmp_path / "seed0" / "t5", out, *flags)
+    assert capsys.readouterr().out.count("done before") == 1
+    with pytest.raises(InputError, match="out/step_5 was made from another checkpoint of that name, .*; remove it, or"):
+        export(tmp_path / "seed1" / "t5", out, *flags)
+    equal(open_folder(out / "step_5", config), first)
+
+    run = tmp_path / "seed0" / "t5"
+    export(run, *flags)
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(tmp_path / "seed1" / "t5" / "checkpoints", run / "checkpoints")
+    capsys.readouterr()
+    export(run, *flags)  # its own directory has what it is now
+    assert "done before" not in capsys.readouterr().out
+    equal(open_folder(run / "huggingface" / "step_5", config), second)
+
+    file = out / "step_5" / "conversion.json"
+    record = json.loads(file.read_text())
+    del record["checkpoint"]  # of an earlier version: the name alone is known
+    file.write_text(json.dumps(record))
+    export(tmp_path / "seed1" / "t5", out, *flags)
+    assert "done before" in capsys.readouterr().out
+
+
+def test_a_folder_is_made_of_what_the_newest_command_asks_for(tmp_path, vocabulary, capsys):
+    """The advice to give a vocabulary did nothing: the folder without a tokenizer was done before."""
+    config = config_of("t5_1_1", vocab_size=1024)
+    run = tmp_path / "run"
+    write_run(run, config)
+    folder = run / "huggingface" / "step_5"
+
+    def made(*flags):
+        capsys.readouterr()
+        export(run, "--formats=pytorch", "--no_check", *flags)
+        return "done before" not in capsys.readouterr().out
+
+    def extra_ids():
+        named = find(str(folder)).vocabulary
+        return named and named.extra_ids
+
+    assert made() and not made() and not (folder / "tokenizer.json").exists()
+    chosen = f"--vocabulary={vocabulary}"
+    assert made(chosen) and extra_ids() == 100
+    copy = shutil.copy(vocabulary, tmp_path / "copy.model")
+    assert not made(f"--vocabulary={copy}")  # its content counts
+    assert made(chosen, "--extra_ids=50") and extra_ids() == 50
+    assert made("--vocabulary=none") and not made("--vocabulary=none") and not (folder / "tokenizer.json").exists()
+    assert made("--vocabulary=byte", "--dropout=0")
+    assert json.loads((folder / "config.json").read_text())["dropout_rate"] == 0
+    assert made("--vocabulary=byte") and not made("--vocabulary=byte")
+    silu = dataclasses.replace(config, mlp_activations=("silu", "linear"), remat="full")
+    (tmp_path / "silu.gin").write_text(network_gin(silu))
+    assert made("--vocabulary=byte", f"--config={tmp_path}/silu.gin")
+    assert json.loads((folder / "config.json").read_text())["feed_forward_proj"] == "gated-silu"
+    (tmp_path / "silu.gin").write_text(network_gin(dataclasses.replace(silu, remat="none")))
+    assert not made("--vocabulary=byte", f"--config={tmp_path}/silu.gin")  # the folder would be the same
+
+
+def test_the_vocabulary_that_a_gin_file_names_later_is_written(legacy, vocabulary, tmp_path):
+    source = find(str(legacy))
+    parts = exports.made_of(source, 3, exports.Choices())
+    names = (
+        {},
+        {"vocabulary": None},
+        {"vocabulary": VocabularyName("a.model", 100)},
+        {"vocabulary": VocabularyName("b.model")},
+    )
+    told = [exports.made_of(dataclasses.replace(source, **change), 3, exports.Choices()) for change in names]
+    assert told[0] == told[1] == parts and len({part["vocabulary"] for part in told}) == 3
+
+
+def test_a_new_licence_is_a_new_card_and_nothing_else(tmp_path, capsys):
+    write_run(tmp_path / "run", config_of("t5_1_1"))
+    folder = tmp_path / "run" / "huggingface" / "step_5"
+
+    def card(*flags):
+        export(tmp_path / "run", "--formats=pytorch", "--vocabulary=none", *flags)
+        return (folder / "README.md").read_text()
+
+    first = card("--hardware=a core", "--trc")
+    weights = (folder / "model.safetensors").stat().st_mtime_ns
+    assert "No licence has been chosen yet" in first and "a core" in first
+    second = card("--licence=apache-2.0")
+    assert "step_5; its card is new" in capsys.readouterr().out
+    assert "license: apache-2.0" in second and "No licence" not in second
+    assert second.split("## Conversion")[1] == first.split("## Conversion")[1]  # what was proved, and how to use it
+    assert (folder / "model.safetensors").stat().st_mtime_ns == weights
+    assert card("--licence=apache-2.0") == second == card()
+    assert "card is new" not in capsys.readouterr().out
+    assert "license: mit" in card("--licence=mit")
+    source = find(str(tmp_path / "run"))
+    run = RunConfig(source.model, DataConfig("none", {"inputs": 8}, 8), "run", 10, card=CardConfig(language="ro"))
+    choices = exports.Choices(formats=("pytorch",), vocabulary="none")
+    exports.export(dataclasses.replace(source, run=run), folder.parent, [5], choices)  # the run's own has it now
+    assert "language:\n- ro\n" in (folder / "README.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_folder_in_a_bucket_is_what_the_newest_command_asks_for(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "run", config_of("t5_1_1"))
+    flags = ("--formats=pytorch", "--no_check", "--vocabulary=none")
+    with emulated(monkeypatch) as server:
+        for _ in range(2):
+            export(tmp_path / "run", "gs://bucket/out", *flags)
+        assert capsys.readouterr().out.count("done before") == 1
+        sent = server.received["out/step_5/model.safetensors"]
+        export(tmp_path / "run", "gs://bucket/out", *flags, "--licence=mit")
+        assert b"license: mit" in server.data("out/step_5/README.md")
+        assert server.received["out/step_5/model.safetensors"] == sent
+        export(tmp_path / "run", "gs://bucket/out", *flags, "--dropout=0")
+        assert json.loads(server.data("out/step_5/config.json"))["dropout_rate"] == 0
+        write_run(tmp_path / "again" / "run", config_of("t5_1_1"), seed=1)
+        with pytest.raises(InputError, match="gs://bucket/out/step_5 was made from another checkpoint of that name"):
+            export(tmp_path / "again" / "run", "gs://bucket/out", *flags)
+
+
+@pytest.mark.parametrize("kind", ["T5X", "Hugging Face"])
+def test_others_checkpoints_of_the_same_name_are_others_too(kind, legacy, tmp_path, capsys):
+    """Their configurations and cards may be edited, or copied to where they were missing."""
+    flags = ("--no_check", "--formats=pytorch", "--vocabulary=none")
+    if kind == "T5X":
+        source = legacy
+        edited = [legacy / "checkpoint_3" / "config.gin", legacy / "config.gin"]
+        changed = legacy / "checkpoint_3" / "target.decoder.layers_0.mlp.wo.kernel" / "0.0"
+    else:
+        export(legacy, tmp_path / "first", *flags)
+        source = tmp_path / "first" / "step_3"
+        edited = [source / "README.md"]
+        changed = source / "model.safetensors"
+    out = tmp_path / "out"
+    export(source, out, *flags)
+    for file in edited:
+        file.write_text((file.read_text() if file.exists() else T5X_GIN) + "\n")
+    capsys.readouterr()
+    export(source, out, *flags)
+    assert "done before" in capsys.readouterr().out
+    content = bytearray(changed.read_bytes())
+    content[-1] ^= 1
+    changed.write_bytes(content)
+    with pytest.raises(InputError, match="was made from another checkpoint of that name"):
+        export(source, out, *flags)
 
 
 def test_bfloat16_and_files_in_parts(tmp_path):

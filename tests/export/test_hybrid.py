@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from fnmatch import fnmatch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from limba.cli import convert
 from limba.config import InputError
 from limba.data.vocabulary.sentinels import begin_id
 from limba.data.vocabulary.train import NewVocabulary
+from limba.export.destinations import OF_EXPORTS
 from limba.inference.load import load
 from tests import tiny
 from tests.export.runs import write_run
@@ -46,6 +48,12 @@ def test_it_is_exported_as_a_proved_language_model_and_a_proved_encoder(run):
     pooling = json.loads((run[2] / "encoder/1_Pooling/config.json").read_text())
     assert pooling == {"word_embedding_dimension": 128, "pooling_mode_mean_tokens": True}
     assert not (run[2] / "modules.json").exists()
+
+
+def test_each_file_of_the_export_is_one_that_a_newer_upload_removes(run):
+    names = {str(path.relative_to(run[2])) for path in run[2].rglob("*") if path.is_file()}
+    assert "encoder/1_Pooling/config.json" in names
+    assert [name for name in names if not any(fnmatch(name, pattern) for pattern in OF_EXPORTS)] == []
 
 
 def test_it_generates_and_scores_as_the_language_model_that_transformers_reads(run):

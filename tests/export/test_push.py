@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from limba.cli import flags
 from limba.config import InputError, RunConfig
 from limba.export import end_of_run
-from limba.export.destinations import HubDestination
+from limba.export.destinations import HubDestination, push
 from tests.http_server import FileServer, status
 from tests.hub_server import hub
 from tests.waiting import wait_until
@@ -53,6 +53,49 @@ def test_the_folder_is_uploaded_to_a_name_with_or_without_an_owner(server, folde
     assert server.created and not any(map(is_private, server.created))
     stored = tmp_path / "served" / "me" / "mine" / "main"
     assert (stored / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def written(folder: Path, *names: str) -> Path:
+    """A folder with these files; the name of the folder is in each."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{folder.name}, {name}")
+    return folder
+
+
+def test_a_branch_holds_the_newest_upload_alone_and_the_files_of_others(server, tmp_path) -> None:
+    """transformers would read an old model.safetensors before the index of several files."""
+    of_encoder = ("encoder/config.json", "encoder/model.safetensors", "encoder/1_Pooling/config.json")
+    first = ("README.md", "config.json", "conversion.json", "model.safetensors", "flax_model.msgpack", "loss.png")
+    parts = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    second = ("README.md", "config.json", *parts, "model.safetensors.index.json", "tokenizer.json")
+    theirs = ("model-q4.gguf", "LICENSE", "chat_template.jinja", "modules.json", "encoder/notes.md", "onnx/config.json")
+    destination = HubDestination("me/mine")
+    stored = tmp_path / "served" / "me" / "mine" / "main"
+
+    def there() -> dict[str, str]:
+        files = [path for path in stored.rglob("*") if path.is_file()]
+        return {str(path.relative_to(stored)): path.read_text().partition(",")[0] for path in files}
+
+    destination.deliver(written(tmp_path / "step_7", *first, "spiece.model", *of_encoder), 7)
+    written(stored, *theirs)
+    assert set(there()) == {*first, "spiece.model", *of_encoder, *theirs}
+    commits = server.requests["POST", "/api/models/me/mine/commit/main"]
+    destination.deliver(written(tmp_path / "step_8", *second), 8)
+    assert there() == {**dict.fromkeys(second, "step_8"), **dict.fromkeys(theirs, "main")}
+    assert server.requests["POST", "/api/models/me/mine/commit/main"] == commits + 1
+    destination.deliver(written(tmp_path / "step_9", *first), 9)  # several files, then one
+    assert there() == {**dict.fromkeys(first, "step_9"), **dict.fromkeys(theirs, "main")}
+
+
+def test_a_dry_run_names_each_file_of_each_folder(tmp_path, capsys) -> None:
+    folder = written(tmp_path / "step_7", "config.json", "encoder/config.json", "encoder/1_Pooling/config.json")
+    push("me/mine", {7: folder}, dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" to ")[0] for line in lines] == [
+        f"would upload {name} ({len(f'step_7, {name}')} bytes)"
+        for name in ("config.json", "encoder/1_Pooling/config.json", "encoder/config.json")
+    ]
 
 
 def is_private(asked: dict) -> bool:

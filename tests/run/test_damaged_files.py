@@ -10,7 +10,7 @@ import pytest
 
 from limba.cli.main import main
 from limba.config import CheckpointConfig, DataConfig, InputError, RunConfig
-from limba.export import huggingface
+from limba.export.record import differences
 from limba.training import data_revisions
 from limba.training.best import Best
 from limba.training.skipped_batches import FILE, SkippedBatches, entries_of
@@ -89,6 +89,6 @@ def test_the_configuration(junk: bytes, tmp_path: Path, capfd: pytest.CaptureFix
 
 
 def test_the_record_of_an_export(junk: bytes, tmp_path: Path) -> None:
-    choices = huggingface.Choices()
+    wanted = {"source": "run", "formats": ["pytorch"], "checked": True}
     with pytest.raises(InputError, match=r"has a conversion\.json that no export has written; give another directory"):
-        huggingface.is_made_of(junk, "run", choices, tmp_path)
+        differences(junk, wanted, tmp_path)
