@@ -196,10 +196,11 @@ delete() {
 look() {
   local now at
   now=$(state) || { echo "waiting: $(reason "$folder/errors")"; return; }
+  case $now in NONE | SUSPEND* | FAILED*) echo lost; return ;; esac # whose workers Google has deleted
   at=$(node 1) || { if absent; then echo waiting; else echo "waiting: $(reason "$folder/errors")"; fi; return; }
   case $now-$at in
     ACTIVE-READY*) each=${at##*[!0-9]} workers=$((${at##*[!0-9]} * slices)) ;;
-    NONE* | SUSPEND* | FAILED* | *-PREEMPTED* | *-TERMINATED* | *-STOPPED*) echo lost; return ;;
+    *-PREEMPTED* | *-TERMINATED* | *-STOPPED*) echo lost; return ;;
     *) echo waiting; return ;;
   esac
   NOTICE_SECONDS=86400 on_workers "$STATUS_SECONDS" ssh_to "bash limba/launch/pod_worker.sh status"
@@ -227,8 +228,10 @@ watch() {
         say "$stays"; exit "${now#failing }" ;;
       ended*) say "$stays"; exit "${now#ended }" ;;
       again | lost)
-        [ "$left" -gt 0 ] ||
+        if [ "$left" -eq 0 ]; then
+          if [ "$now" = lost ] && [ "$(state || true)" = NONE ]; then stays="the pod is not there, and costs nothing"; fi
           fail "the run has not ended, and no try of $tries is left; the same command goes on; $stays." 75
+        fi
         left=$((left - 1)) last=''
         say "try $((tries - left)) of $tries"
         if [ "$now" = lost ] && ! bash "${BASH_SOURCE[0]}" remake "$name"; then sleep "$poll"; continue; fi

@@ -276,15 +276,20 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], said: str, laptop
     assert code == 2 and said in errors and len(errors.splitlines()) == 1, errors
 
 
+def preempt(laptop: Path, node: str = "PREEMPTED") -> None:
+    """Takes the pod away, as Google does with a spot pod."""
+    world = world_of(laptop)
+    world["pods"]["my-pod"] |= {"states": ["SUSPENDED"], "node": node}
+    set_world(laptop, pods=world["pods"])
+
+
 @pytest.mark.slow
 def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:
     make_pod(laptop)
     assert pod(laptop, *RUN)[0] == 0
     watch = watching(laptop)
     started(laptop, 0, 1), started(laptop, 1, 1)
-    world = world_of(laptop)
-    world["pods"]["my-pod"] |= {"states": ["SUSPENDED"], "node": "PREEMPTED"}
-    set_world(laptop, pods=world["pods"])
+    preempt(laptop)
     for n in (0, 1):  # the disks are new: this is the second start
         assert "--gin.MODEL_DIR=gs://bucket/run" in started(laptop, n, 1)[0]
     calls_of = (laptop / "world" / "calls.jsonl").read_text
@@ -296,6 +301,34 @@ def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:
     assert " lost\n" in printed and "try 1 of 20" in printed and printed.endswith(f" ended 0\n{STAYS}")
     actions = [" ".join(call[2:4]) for call in calls(laptop) if call[3] in ("create", "delete")]
     assert actions == ["queued-resources create", "queued-resources delete", "queued-resources create"]
+
+
+def test_a_failed_request_for_a_preempted_pod_does_not_end_watch(laptop: Path) -> None:
+    """No pod is free at the first try: the second one asks again, by the record that the first has left."""
+    make_pod(laptop)
+    assert pod(laptop, *RUN)[0] == 0
+    set_world(laptop, plans={"my-pod": [["WAITING_FOR_RESOURCES", "FAILED"], ["ACTIVE"]]}, message=QUOTA)
+    preempt(laptop, "GONE")
+    end_runs(laptop)
+    code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=2")
+    assert code == 0 and "its request was deleted: the quota of v4-16" in errors, printed + errors
+    assert "try 2 of 2" in printed and printed.endswith(f" ended 0\n{STAYS}")
+    assert "--gin.MODEL_DIR=gs://bucket/run" in started(laptop, 0, 1)[0]
+
+
+def test_watch_says_that_no_pod_stays_and_the_same_command_goes_on(laptop: Path) -> None:
+    make_pod(laptop)
+    assert pod(laptop, *RUN)[0] == 0
+    set_world(laptop, plans={"my-pod": [["FAILED"]]}, message=QUOTA)
+    preempt(laptop)
+    code, _, errors = pod(laptop, "watch", "my-pod", "--tries=1")
+    assert code == 75 and errors.endswith(
+        "no try of 1 is left; the same command goes on; the pod is not there, and costs nothing.\n"
+    )
+    set_world(laptop, plans={"my-pod": [["ACTIVE"]]})
+    end_runs(laptop)
+    code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=1")
+    assert code == 0 and printed.endswith(f" ended 0\n{STAYS}"), errors
 
 
 def test_watch_resumes_what_ended_with_75_and_ends_with_the_run_s_status(laptop: Path) -> None:
@@ -380,9 +413,7 @@ def test_a_real_run_is_preempted_and_resumed(laptop: Path) -> None:
     log = worker(laptop, 0) / "pod" / "log"
     wait_until(lambda: watch.poll() is not None or list(model_dir.glob("checkpoints/*0")), log.read_text)
     assert watch.poll() is None, log.read_text()
-    world = world_of(laptop)
-    world["pods"]["my-pod"] |= {"states": ["SUSPENDED"], "node": "PREEMPTED"}
-    set_world(laptop, pods=world["pods"])
+    preempt(laptop)
     printed, errors = watch.communicate(timeout=500)
     assert watch.returncode == 0, printed + errors + log.read_text()
     assert "try 1 of 20" in printed and printed.endswith(f" ended 0\n{STAYS}")
