@@ -2,7 +2,8 @@
 # Submits a training run to Slurm: one process a node or a GPU, saved before the time limit, and queued again until done.
 #
 #   bash launch/slurm.sh GIN_FILE --time=LIMIT [--nodes=N] [--gpus-per-node=N] [--SBATCH-OPTION ...] [NAME=VALUE ...]
-#   bash launch/slurm.sh gin/ro_t5x_base.gin --time=24:00:00 --nodes=2 --gpus-per-node=4 MODEL_DIR=/scratch/ro
+#   bash launch/slurm.sh gin/ro_t5x_base.gin --time=24:00:00 --nodes=2 --gpus-per-node=4 MODEL_DIR=/scratch/ro \
+#     VOCABULARY=/scratch/ro.model
 #
 # --tasks=node starts one process a node, with all its GPUs (the default), --tasks=gpu one process a GPU. --offline lets
 # the libraries of Hugging Face use no network. Other options with two dashes go to sbatch, --gin.NAME=VALUE and
@@ -127,7 +128,7 @@ case ${1:-} in
   --task) shift; task "$@" ;;
 esac
 for argument in "$@"; do
-  case $argument in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+  case $argument in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 [ $# -gt 0 ] || fail "no gin file is given; write bash launch/slurm.sh gin/ro_t5x_base.gin --time=24:00:00, or see --help."
 gin_file=$1

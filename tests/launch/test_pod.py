@@ -269,6 +269,10 @@ def test_workers_of_different_commits_do_not_start(laptop: Path) -> None:
         (("run", "a", ZONE), "give a gin file"),
         (("run", "a", "gin/demo.gin", ZONE), "MODEL_DIR is not given"),
         (("logs", "a", ZONE, "--lines=many"), "whole numbers"),
+        (("watch", "a", ZONE, "--env=A=b"), "--env is for setup and run; leave it out of watch."),
+        (("run", "a", "gin/demo.gin", ZONE, "--env=A"), "--env=A is no variable; write --env=NAME=VALUE."),
+        (("run", "a", ZONE, "--env=A=b"), "--env is given without a gin file; give the whole command again."),
+        (("setup", "a", ZONE, "--env=HF_TOKEN=hf_x"), "write HF_TOKEN=… bash launch/pod.sh setup a."),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], said: str, laptop: Path) -> None:
@@ -329,6 +333,27 @@ def test_watch_says_that_no_pod_stays_and_the_same_command_goes_on(laptop: Path)
     end_runs(laptop)
     code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=1")
     assert code == 0 and printed.endswith(f" ended 0\n{STAYS}"), errors
+
+
+def test_what_setup_was_given_is_there_when_watch_sets_the_pod_up_again(laptop: Path) -> None:
+    """Variables are in the record; of the token it holds only that there was one."""
+    make_pod(laptop, is_set_up=False)
+    mirror = "--env=UV_PYTHON_INSTALL_MIRROR=https://mirror/a b"
+    code, _, errors = pod(laptop, "setup", "my-pod", mirror, "--env=https_proxy=$p", HF_TOKEN="hf_secret")
+    assert (code, errors) == (0, "")
+    assert [(worker(laptop, n) / "set_up").read_text() for n in (0, 1)] == ["https://mirror/a b $p\n"] * 2
+    assert pod(laptop, *RUN)[0] == 0
+    record = laptop / "pods" / "my-pod"
+    assert "hf_secret" not in record.read_text() and not record.stat().st_mode & 0o077
+    code, _, errors = pod(laptop, "watch", "my-pod")
+    assert code == 2 and "my-pod was set up with HF_TOKEN, and needs it when it is made again; write HF_TO" in errors
+    preempt(laptop)
+    end_runs(laptop)
+    code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=1", HF_TOKEN="hf_secret")
+    assert code == 0 and "try 1 of 1" in printed, errors
+    for n in (0, 1):  # the second line is of the run, which finds that nothing is to be done
+        assert (worker(laptop, n) / "set_up").read_text().splitlines()[0] == "https://mirror/a b $p"
+    assert (worker(laptop, 1) / ".cache" / "huggingface" / "token").read_text() == "hf_secret\n"
 
 
 def test_watch_resumes_what_ended_with_75_and_ends_with_the_run_s_status(laptop: Path) -> None:
