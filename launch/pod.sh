@@ -3,7 +3,7 @@
 #
 #   bash launch/pod.sh create NAME --type=v4-32 --zone=ZONE [--spot] [--bucket=gs://BUCKET] [--service-account=EMAIL]
 #                             [--slices=N] [--image=IMAGE] [-- MORE FLAGS OF gcloud's queued-resources create]
-#   bash launch/pod.sh setup  NAME                             this commit and launch/setup.sh tpu on all workers
+#   bash launch/pod.sh setup  NAME [--env=NAME=VALUE ...]      this commit and launch/setup.sh tpu on all workers
 #   bash launch/pod.sh run    NAME GIN_FILE [NAME=VALUE ...] [--env=NAME=VALUE ...]     on all workers, detached
 #   bash launch/pod.sh status NAME                             the pod, and what each worker does
 #   bash launch/pod.sh logs   NAME [--lines=20] [--follow]     of all workers
@@ -15,14 +15,15 @@
 # No call waits without end: variables set its seconds, here with the usual ones. STATUS_SECONDS=60 of status and logs,
 # RUN_SECONDS=120, STOP_SECONDS=900, SETUP_SECONDS=1800; CLOUD_SECONDS=120 of a question to gcloud, CHANGE_SECONDS=900
 # of a request or deletion; NOTICE_SECONDS=30: so often the workers that have not answered are named.
-# GIN_FILE may be a script, such as launch/ro_base.sh. setup takes HF_TOKEN, for private corpora, to the workers.
+# GIN_FILE may be a script, such as launch/ro_base.sh. setup, and watch for a pod that it makes again, take HF_TOKEN,
+# for private corpora, to the workers. What --env gives to setup, launch/setup.sh has there, by watch too.
 # Exit statuses: 0; 2, change what the sentence names; 75, the same command again; of watch also the run's. docs/pods.md
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 fail() { echo "launch/pod.sh: $1" >&2; exit "${2:-2}"; }
 say() { echo "$name: $1"; }
 
-case ${1:---help} in -h | --help) sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+case ${1:---help} in -h | --help) sed -n '2,21s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 action=$1 name=${2:-} dry='' type='' zone='' spot='' bucket='' account='' image='' yes='' lines=20 follow='' tries=20
 case $action in
   create | setup | run | status | logs | stop | watch | delete | remake) ;;
@@ -30,7 +31,7 @@ case $action in
 esac
 [[ $name =~ ^[a-z][a-z0-9-]*$ ]] || fail "give a name after $action: small letters, digits and -, such as my-pod."
 shift 2
-more=() words=() variables=() command=() poll=${POLL_SECONDS:-20} workers=1 slices=1 each=1
+more=() words=() variables=() set_up_with=() token='' command=() poll=${POLL_SECONDS:-20} workers=1 slices=1 each=1
 record=${LIMBA_PODS:-${XDG_CONFIG_HOME:-$HOME/.config}/limba/pods}/$name
 # shellcheck source=/dev/null
 if [ "$action" != create ] && [ -f "$record" ]; then . "$record"; fi
@@ -40,7 +41,10 @@ while [ $# -gt 0 ]; do
     --type=*) type=${1#*=} ;; --zone=*) zone=${1#*=} ;; --bucket=*) bucket=${1#*=} ;; --image=*) image=${1#*=} ;;
     --service-account=*) account=${1#*=} ;; --lines=*) lines=${1#*=} ;; --tries=*) tries=${1#*=} ;;
     --slices=*) slices=${1#*=} ;;
-    --env=[A-Z]*=*) variables+=("${1#*=}") ;;
+    --env*)
+      case $action in setup | run) ;; *) fail "--env is for setup and run; leave it out of $action." ;; esac
+      [[ $1 =~ ^--env=[A-Za-z_][A-Za-z0-9_]*= ]] || fail "$1 is no variable; write --env=NAME=VALUE."
+      variables+=("${1#*=}") ;;
     --) shift; more+=("$@"); break ;;
     *) [ "$action" = run ] || fail "the argument $1 of $action is not known; see --help."; words+=("$1") ;;
   esac
@@ -66,7 +70,7 @@ save() {
   if [ -n "$dry" ]; then return; fi
   mkdir -p "$(dirname "$record")"
   # For this user alone: --env=NAME=VALUE may hold a key.
-  (umask 077 && declare -p type zone spot bucket account image slices command more >"$record.new")
+  (umask 077 && declare -p type zone spot bucket account image slices set_up_with token command more >"$record.new")
   mv "$record.new" "$record"
 }
 
@@ -100,10 +104,20 @@ create() {
 remake() { remove; request; await; }
 
 setup() {
-  local commit
+  local commit word with=''
+  for word in ${variables[@]+"${variables[@]}"}; do
+    case $word in
+      HF_TOKEN=*) fail "--env would show the token; write HF_TOKEN=… bash launch/pod.sh setup $name." ;;
+    esac
+  done
+  if [ ${#variables[@]} -gt 0 ]; then set_up_with=("${variables[@]}"); fi
+  if [ ${#set_up_with[@]} -gt 0 ]; then with=$(printf ' %q' "${set_up_with[@]}"); fi
   git -C "$root" diff --quiet HEAD || fail "some changes are not committed; commit them: the workers get a commit."
   commit=$(git -C "$root" rev-parse HEAD)
   find_workers
+  # watch sets up a pod that is made again with the same, but for the token, which no file here holds.
+  if [ -n "${HF_TOKEN:-}" ]; then token=yes; fi
+  if [ ${#variables[@]} -gt 0 ] || [ -n "${HF_TOKEN:-}" ]; then save; fi
   git -C "$root" bundle create -q "$folder/limba.bundle" HEAD
   on_workers "$SETUP_SECONDS" scp_to "$folder/limba.bundle"
   report >/dev/null || advise "the files were not copied to all workers of $name"
@@ -114,7 +128,7 @@ setup() {
     exec 9>~/limba.lock; flock -w 600 9 || { echo 'an earlier set-up is still going on here; wait' >&2; exit 75; }
     mkdir -p limba; cd limba; git init -q; git fetch -q ../limba.bundle HEAD; git checkout -q --detach $commit
     git diff --quiet HEAD || { echo 'files in ~/limba were changed by hand; undo that' >&2; exit 2; }
-    bash launch/setup.sh ${ACCELERATOR:-tpu} </dev/null; echo ready, commit ${commit:0:12}" "${HF_TOKEN:-}"
+    env$with bash launch/setup.sh ${ACCELERATOR:-tpu} </dev/null; echo ready, commit ${commit:0:12}" "${HF_TOKEN:-}"
   report || advise "not all workers of $name are set up"
 }
 
@@ -124,6 +138,8 @@ run() {
     [ -f "$root/${words[0]}" ] || fail "there is no ${words[0]} here; give a gin file or a script of this checkout."
     case ${words[0]} in *.sh) ;; *) words=(launch/pretrain.sh "${words[@]}") ;; esac
     command=(env ACCELERATOR="${ACCELERATOR:-tpu}" ${variables[@]+"${variables[@]}"} bash "${words[@]}")
+  elif [ ${#variables[@]} -gt 0 ]; then
+    fail "--env is given without a gin file; give the whole command again."
   fi
   [ ${#command[@]} -gt 0 ] || fail "give a gin file, such as gin/ro_t5x_base.gin, and MODEL_DIR=gs://BUCKET/FOLDER."
   for word in "${command[@]}"; do case $word in *MODEL_DIR=*) model_dir=${word#*MODEL_DIR=} ;; esac; done
@@ -196,10 +212,11 @@ delete() {
 look() {
   local now at
   now=$(state) || { echo "waiting: $(reason "$folder/errors")"; return; }
+  case $now in NONE | SUSPEND* | FAILED*) echo lost; return ;; esac # whose workers Google has deleted
   at=$(node 1) || { if absent; then echo waiting; else echo "waiting: $(reason "$folder/errors")"; fi; return; }
   case $now-$at in
     ACTIVE-READY*) each=${at##*[!0-9]} workers=$((${at##*[!0-9]} * slices)) ;;
-    NONE* | SUSPEND* | FAILED* | *-PREEMPTED* | *-TERMINATED* | *-STOPPED*) echo lost; return ;;
+    *-PREEMPTED* | *-TERMINATED* | *-STOPPED*) echo lost; return ;;
     *) echo waiting; return ;;
   esac
   NOTICE_SECONDS=86400 on_workers "$STATUS_SECONDS" ssh_to "bash limba/launch/pod_worker.sh status"
@@ -217,6 +234,10 @@ look() {
 watch() {
   local left=$tries now last='' stays="the pod stays, and costs, until: bash launch/pod.sh delete $name"
   [ ${#command[@]} -gt 0 ] || fail "nothing was started on $name from here; bash launch/pod.sh run $name GIN_FILE …"
+  if [ -n "$token" ] && [ -z "${HF_TOKEN+set}" ]; then
+    fail "$name was set up with HF_TOKEN, and needs it when it is made again; write HF_TOKEN=… bash launch/pod.sh watch \
+$name, or HF_TOKEN= if the run needs none."
+  fi
   while true; do
     now=$(look)
     if [ "$now" != "$last" ]; then say "$(date '+%F %T') $now"; last=$now; fi
@@ -227,8 +248,12 @@ watch() {
         say "$stays"; exit "${now#failing }" ;;
       ended*) say "$stays"; exit "${now#ended }" ;;
       again | lost)
-        [ "$left" -gt 0 ] ||
+        if [ "$left" -eq 0 ]; then
+          if [ "$now" = lost ] && [ "$(state || true)" = NONE ]; then
+            stays="the pod is not there, and costs nothing"
+          fi
           fail "the run has not ended, and no try of $tries is left; the same command goes on; $stays." 75
+        fi
         left=$((left - 1)) last=''
         say "try $((tries - left)) of $tries"
         if [ "$now" = lost ] && ! bash "${BASH_SOURCE[0]}" remake "$name"; then sleep "$poll"; continue; fi

@@ -134,7 +134,8 @@ find_workers() {
   each=${at##*[!0-9]} workers=$((${at##*[!0-9]} * slices))
 }
 
-# Waits until the pod is ready; ends, with the request deleted, if it never will be.
+# Waits until the pod is ready; ends, with the request deleted, if it never will be. The record of a pod that is made
+# again stays: the next try reads from it what to ask for.
 await() {
   local now='' last='' reason
   while [ "$now" != ACTIVE ]; do
@@ -145,7 +146,7 @@ await() {
       FAILED | SUSPENDED | NONE)
         reason=$(tpus queued-resources describe "$name" --format='value(state.failedData.error.message)' || true)
         remove
-        rm -f "$record"
+        if [ "$action" != remake ]; then rm -f "$record"; fi
         echo "$reason" >"$folder/errors"
         explain "$name was not created, and its request was deleted" ;;
       ACTIVE) ;;

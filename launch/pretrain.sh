@@ -14,7 +14,6 @@
 # Any other NAME=VALUE, such as TRAIN_STEPS=1000, sets that name of the gin file. launch/supervise.sh starts again.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-venv=${VENV:-$root/.venv}
 
 # A script of one run names itself, and what its user must give.
 own=${LIMBA_SCRIPT:-${BASH_SOURCE[0]}} required=${LIMBA_REQUIRED:-}
@@ -43,11 +42,13 @@ for argument in "$@"; do
     ACCELERATOR=*) ACCELERATOR=${argument#*=} ;;
     RETRIES=*) export RETRIES=${argument#*=} ;;
     SETUP=*) SETUP=${argument#*=} ;;
+    VENV=*) export VENV=${argument#*=} ;; # for launch/setup.sh too
     -*) flags+=("$argument") ;;
     [A-Z]*=*) flags+=("--gin.$argument") ;;
     *) fail "the argument $argument is not known; write NAME=VALUE or --gin.NAME=VALUE, or see --help." ;;
   esac
 done
+venv=${VENV:-$root/.venv}
 
 missing=
 for name in $required; do

@@ -13,7 +13,6 @@
 # are stopped after LONE_SECONDS (20), and its status is this script's; 75: the same command resumes the run.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-venv=${VENV:-$root/.venv}
 
 fail() { echo "launch/simulate.sh: $1" >&2; exit 2; }
 say() { echo "launch/simulate.sh: $1" >&2; }
@@ -36,9 +35,12 @@ for argument in "$@"; do
     CORPUS=*) CORPUS=${argument#*=} ;;
     VOCABULARY=*) VOCABULARY=${argument#*=} ;;
     SEED=*) SEED=${argument#*=} ;;
+    SETUP=*) SETUP=${argument#*=} ;;
+    VENV=*) export VENV=${argument#*=} ;; # for launch/setup.sh and launch/pretrain.sh too
     *) arguments+=("$argument") ;;
   esac
 done
+venv=${VENV:-$root/.venv}
 export MODEL_DIR=${MODEL_DIR:-$root/runs/simulated}
 for name in CORPUS VOCABULARY; do
   if [ -n "${!name:-}" ]; then export "${name?}"; fi

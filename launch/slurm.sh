@@ -2,14 +2,16 @@
 # Submits a training run to Slurm: one process a node or a GPU, saved before the time limit, and queued again until done.
 #
 #   bash launch/slurm.sh GIN_FILE --time=LIMIT [--nodes=N] [--gpus-per-node=N] [--SBATCH-OPTION ...] [NAME=VALUE ...]
-#   bash launch/slurm.sh gin/ro_t5x_base.gin --time=24:00:00 --nodes=2 --gpus-per-node=4 MODEL_DIR=/scratch/ro
+#   bash launch/slurm.sh gin/ro_t5x_base.gin --time=24:00:00 --nodes=2 --gpus-per-node=4 MODEL_DIR=/scratch/ro \
+#     VOCABULARY=/scratch/ro.model
 #
 # --tasks=node starts one process a node, with all its GPUs (the default), --tasks=gpu one process a GPU. --offline lets
 # the libraries of Hugging Face use no network. Other options with two dashes go to sbatch, --gin.NAME=VALUE and
 # NAME=VALUE to launch/pretrain.sh. From the environment or as NAME=VALUE, besides what launch/pretrain.sh takes:
 #   SAVE_SECONDS  how long before its time limit a job is told to save and to end; 120 if it is not given
 #   RETRIES       how often in a row a job that crashed and saved nothing new is queued again; 10
-# The environment (.venv, or VENV=DIR) is made here, where there is internet, and not on the compute nodes.
+# The environment (.venv, or VENV=DIR) is made here, where there is internet, and not on the compute nodes. Relative
+# paths begin in this folder, as with launch/pretrain.sh; --chdir=DIR has the job's begin in DIR.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -127,12 +129,12 @@ case ${1:-} in
   --task) shift; task "$@" ;;
 esac
 for argument in "$@"; do
-  case $argument in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+  case $argument in -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 [ $# -gt 0 ] || fail "no gin file is given; write bash launch/slurm.sh gin/ro_t5x_base.gin --time=24:00:00, or see --help."
 gin_file=$1
 shift
-options=() arguments=() limit='' gpus='' tasks=node nodes=1 offline='' output=''
+options=() arguments=() limit='' gpus='' tasks=node nodes=1 offline='' output='' folder=$PWD
 while [ $# -gt 0 ]; do
   case $1 in
     --gin.* | --gin_*) arguments+=("$1") ;;
@@ -143,6 +145,7 @@ while [ $# -gt 0 ]; do
     --gpus-per-node=*) gpus=${1#*=} ;;
     --signal=* | --ntasks*=* | --requeue | --no-requeue | --wrap=*) fail "launch/slurm.sh sets ${1%%=*} itself; leave it out." ;;
     --output=*) output=${1#*=} ;;
+    --chdir=*) folder=${1#*=} ;;
     --*=* | --exclusive | --contiguous) options+=("$1") ;;
     -*) fail "write the option $1 with two dashes and =, as in --account=NAME." ;;
     SAVE_SECONDS=*) SAVE_SECONDS=${1#*=} ;;
@@ -156,7 +159,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -f "$gin_file" ] || [ -f "$root/$gin_file" ] || fail "$gin_file does not exist; name a file of gin/."
-[ -f "$root/$gin_file" ] || gin_file=$(realpath "$gin_file") # the job runs in the checkout's folder
+if [ -f "$gin_file" ] && [ "$folder" != "$PWD" ]; then gin_file=$(realpath "$gin_file"); fi
+case ${VENV:-} in '' | /*) ;; *) VENV=$PWD/$VENV ;; esac
 save=${SAVE_SECONDS:-120}
 case $save$nodes${RETRIES:-0} in *[!0-9]*) fail "SAVE_SECONDS, --nodes and RETRIES are whole numbers." ;; esac
 save=$((10#$save)) # 08 is not an octal number
@@ -184,5 +188,5 @@ name=${gin_file##*/}
 wrap=$(printf '%q ' exec bash "$root/launch/slurm.sh" --job "$gin_file" ${arguments[@]+"${arguments[@]}"})
 # `exec`: the signal goes to the batch shell alone (B), which is then the script that hands it on.
 sbatch --job-name="${name%.gin}" --nodes="$nodes" --ntasks-per-node="$per_node" --time="$limit" \
-  --signal="B:TERM@$save" --requeue --open-mode=append --output="$output" --chdir="$root" --export=ALL \
+  --signal="B:TERM@$save" --requeue --open-mode=append --output="$output" --chdir="$folder" --export=ALL \
   ${options[@]+"${options[@]}"} --wrap="$wrap" || fail "sbatch did not take the job; its message is above."

@@ -27,6 +27,7 @@ only this machine's clock counts. Ends with 2 if there is no run, else with 0.
 its manifest. It prints a line for each step, and ends with 2 if one is damaged, else with 0. It also takes one
 checkpoint, MODEL_DIR/checkpoints/1000."""
 SECONDS = 15.0  # between two looks
+MOST_SECONDS = 86_400.0
 CLEAR_SCREEN = "\x1b[2J\x1b[H"
 
 
@@ -49,8 +50,8 @@ def run(argv: Sequence[str]) -> int:
     if args.watch and args.verify:
         raise InputError("Both --verify and --watch are given; give one.")
     seconds = SECONDS if args.seconds is None else args.seconds
-    if not seconds >= 1:
-        raise InputError(f"--seconds is {seconds:g}; give 1 or more.")
+    if not 1 <= seconds <= MOST_SECONDS:
+        raise InputError(f"--seconds is {seconds:g}; give a number from 1 to {MOST_SECONDS:,.0f}.")
     if args.verify:
         return verify.run(args.model, "sizes" if args.sizes else "checksums")
     if args.watch:

@@ -222,6 +222,8 @@ def test_other_hosts_wait_for_the_first(corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PROCESS_ID", "1")
     with pytest.raises(InputError, match="Host 0 has not written .* or wait longer"):
         train_vocabulary.run([*flags, "--wait_seconds=0.05"])
+    with pytest.raises(InputError, match="--wait_seconds is nan; give 0 or more"):  # not a wait without end
+        train_vocabulary.run([*flags, "--wait_seconds=nan"])
     output.write_bytes(b"model")  # without its tokenizer.json it is not finished
     with pytest.raises(InputError, match="Host 0 has not written"):
         vocabulary_training.NewVocabulary(str(output)).wait(0.05, 0.01)

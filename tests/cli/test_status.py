@@ -158,7 +158,9 @@ def test_the_age_of_an_object_that_is_no_local_file(directory: Path) -> None:
         ([], "No run is given; write limba status MODEL_DIR."),
         (["{empty}"], "is not a run directory; give the directory of a run."),
         (["{empty}/none"], "is not a run directory; give the directory of a run."),
-        (["{empty}", "--watch", "--seconds=0"], "--seconds is 0; give 1 or more."),
+        (["{empty}", "--watch", "--seconds=0"], "--seconds is 0; give a number from 1 to 86,400."),
+        (["{empty}", "--watch", "--seconds=inf"], "--seconds is inf; give a number from 1 to 86,400."),
+        (["{empty}", "--watch", "--seconds=nan"], "--seconds is nan; give a number from 1 to 86,400."),
     ],
 )
 def test_mistakes_are_named(

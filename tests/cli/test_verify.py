@@ -93,7 +93,8 @@ def test_what_is_no_run_ends_with_a_sentence(tmp_path: Path, capsys: pytest.Capt
         (["--seconds=2"], "--seconds is about --watch; add that, or leave it out."),
         (["--verify", "--watch"], "Both --verify and --watch are given; give one."),
         (["--verify", "--seconds=2"], "--seconds is about --watch"),
-        (["--watch", "--seconds=0.5"], "--seconds is 0.5; give 1 or more."),
+        (["--watch", "--seconds=1e12"], "--seconds is 1e+12; give a number from 1 to 86,400."),
+        (["--watch", "--seconds=0.5"], "--seconds is 0.5; give a number from 1 to 86,400."),
     ],
 )
 def test_flags_that_do_not_belong_together_are_one_sentence(

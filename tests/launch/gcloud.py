@@ -16,6 +16,7 @@ core/console/console_io.py):
 * --ssh-flag is divided at spaces, --scp-flag not; both come after gcloud's own options, and ssh takes the first;
 * ssh's 255, and any failure of scp, is tried ten times, 5 s apart (here without the pause), and is then gcloud's
   status; the status of a command on the worker passes through at once;
+* a SUSPENDED request has no node any more: its "node" is PREEMPTED for a while, then GONE;
 * scp to several workers wants the key in ssh-agent; a TPU that was taken away is refused before ssh is started.
 """
 
@@ -82,7 +83,7 @@ def pod_of(name: str, command: str, flags: dict[str, str], pods: dict[str, Any])
     pods = {key: pod for key, pod in pods.items() if pod["zone"] == flags["--zone"]}
     if "queued-resources" in command:
         return pods.get(name)
-    return next((pod for pod in pods.values() if name in pod["slices"]), None)
+    return next((pod for pod in pods.values() if name in pod["slices"] and pod["node"] != "GONE"), None)
 
 
 def taken(entries: list[list[Any]], call: list[str]) -> str | None:

@@ -21,10 +21,12 @@ ZONE = "--zone=us-central2-b"
 TYPE = "--type=v4-16"
 STAYS = "my-pod: the pod stays, and costs, until: bash launch/pod.sh delete my-pod\n"
 RUN = ("run", "my-pod", "gin/demo.gin", "MODEL_DIR=gs://bucket/run")
+NOT_TAKEN = ("MODEL_DIR", "ACCELERATOR", "HF_TOKEN")  # of the environment of the tests
 # In the place of a worker's setup.sh: fails where a file of the worker's home says so.
 SETUP = f"""
 [ "$1" = tpu ] || {{ echo "setup.sh was called with $*" >&2; exit 2; }}
 [ ! -f ~/full ] || {{ echo "No space left on device" >&2; exit 74; }}
+echo "$UV_PYTHON_INSTALL_MIRROR" "$https_proxy" >>~/set_up
 mkdir -p .venv/bin
 printf '#!/bin/sh\\nexec %s program.py "$@"\\n' {sys.executable} >.venv/bin/python
 chmod +x .venv/bin/python
@@ -99,7 +101,7 @@ def calls(laptop: Path) -> list[list[str]]:
 
 def start(laptop: Path, *arguments: str, stdin: Any = subprocess.DEVNULL, **variables: str) -> subprocess.Popen:
     """Starts `launch/pod.sh ARGUMENTS` with variables of the environment."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "ACCELERATOR")}
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_TAKEN}
     environment |= {
         "PATH": f"{laptop}/bin:{os.environ['PATH']}", "WORLD": str(laptop / "world"), "POLL_SECONDS": "0",
         "LIMBA_PODS": str(laptop / "pods"), "DEEDS": str(laptop / "deeds"), "RETRIES": "0", **variables,

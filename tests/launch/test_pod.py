@@ -269,11 +269,22 @@ def test_workers_of_different_commits_do_not_start(laptop: Path) -> None:
         (("run", "a", ZONE), "give a gin file"),
         (("run", "a", "gin/demo.gin", ZONE), "MODEL_DIR is not given"),
         (("logs", "a", ZONE, "--lines=many"), "whole numbers"),
+        (("watch", "a", ZONE, "--env=A=b"), "--env is for setup and run; leave it out of watch."),
+        (("run", "a", "gin/demo.gin", ZONE, "--env=A"), "--env=A is no variable; write --env=NAME=VALUE."),
+        (("run", "a", ZONE, "--env=A=b"), "--env is given without a gin file; give the whole command again."),
+        (("setup", "a", ZONE, "--env=HF_TOKEN=hf_x"), "write HF_TOKEN=… bash launch/pod.sh setup a."),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], said: str, laptop: Path) -> None:
     code, _, errors = pod(laptop, *arguments)
     assert code == 2 and said in errors and len(errors.splitlines()) == 1, errors
+
+
+def preempt(laptop: Path, node: str = "PREEMPTED") -> None:
+    """Takes the pod away, as Google does with a spot pod."""
+    world = world_of(laptop)
+    world["pods"]["my-pod"] |= {"states": ["SUSPENDED"], "node": node}
+    set_world(laptop, pods=world["pods"])
 
 
 @pytest.mark.slow
@@ -282,9 +293,7 @@ def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:
     assert pod(laptop, *RUN)[0] == 0
     watch = watching(laptop)
     started(laptop, 0, 1), started(laptop, 1, 1)
-    world = world_of(laptop)
-    world["pods"]["my-pod"] |= {"states": ["SUSPENDED"], "node": "PREEMPTED"}
-    set_world(laptop, pods=world["pods"])
+    preempt(laptop)
     for n in (0, 1):  # the disks are new: this is the second start
         assert "--gin.MODEL_DIR=gs://bucket/run" in started(laptop, n, 1)[0]
     calls_of = (laptop / "world" / "calls.jsonl").read_text
@@ -296,6 +305,55 @@ def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:
     assert " lost\n" in printed and "try 1 of 20" in printed and printed.endswith(f" ended 0\n{STAYS}")
     actions = [" ".join(call[2:4]) for call in calls(laptop) if call[3] in ("create", "delete")]
     assert actions == ["queued-resources create", "queued-resources delete", "queued-resources create"]
+
+
+def test_a_failed_request_for_a_preempted_pod_does_not_end_watch(laptop: Path) -> None:
+    """No pod is free at the first try: the second one asks again, by the record that the first has left."""
+    make_pod(laptop)
+    assert pod(laptop, *RUN)[0] == 0
+    set_world(laptop, plans={"my-pod": [["WAITING_FOR_RESOURCES", "FAILED"], ["ACTIVE"]]}, message=QUOTA)
+    preempt(laptop, "GONE")
+    end_runs(laptop)
+    code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=2")
+    assert code == 0 and "its request was deleted: the quota of v4-16" in errors, printed + errors
+    assert "try 2 of 2" in printed and printed.endswith(f" ended 0\n{STAYS}")
+    assert "--gin.MODEL_DIR=gs://bucket/run" in started(laptop, 0, 1)[0]
+
+
+def test_watch_says_that_no_pod_stays_and_the_same_command_goes_on(laptop: Path) -> None:
+    make_pod(laptop)
+    assert pod(laptop, *RUN)[0] == 0
+    set_world(laptop, plans={"my-pod": [["FAILED"]]}, message=QUOTA)
+    preempt(laptop)
+    code, _, errors = pod(laptop, "watch", "my-pod", "--tries=1")
+    assert code == 75 and errors.endswith(
+        "no try of 1 is left; the same command goes on; the pod is not there, and costs nothing.\n"
+    )
+    set_world(laptop, plans={"my-pod": [["ACTIVE"]]})
+    end_runs(laptop)
+    code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=1")
+    assert code == 0 and printed.endswith(f" ended 0\n{STAYS}"), errors
+
+
+def test_what_setup_was_given_is_there_when_watch_sets_the_pod_up_again(laptop: Path) -> None:
+    """Variables are in the record; of the token it holds only that there was one."""
+    make_pod(laptop, is_set_up=False)
+    mirror = "--env=UV_PYTHON_INSTALL_MIRROR=https://mirror/a b"
+    code, _, errors = pod(laptop, "setup", "my-pod", mirror, "--env=https_proxy=$p", HF_TOKEN="hf_secret")
+    assert (code, errors) == (0, "")
+    assert [(worker(laptop, n) / "set_up").read_text() for n in (0, 1)] == ["https://mirror/a b $p\n"] * 2
+    assert pod(laptop, *RUN)[0] == 0
+    record = laptop / "pods" / "my-pod"
+    assert "hf_secret" not in record.read_text() and not record.stat().st_mode & 0o077
+    code, _, errors = pod(laptop, "watch", "my-pod")
+    assert code == 2 and "my-pod was set up with HF_TOKEN, and needs it when it is made again; write HF_TO" in errors
+    preempt(laptop)
+    end_runs(laptop)
+    code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=1", HF_TOKEN="hf_secret")
+    assert code == 0 and "try 1 of 1" in printed, errors
+    for n in (0, 1):  # the second line is of the run, which finds that nothing is to be done
+        assert (worker(laptop, n) / "set_up").read_text().splitlines()[0] == "https://mirror/a b $p"
+    assert (worker(laptop, 1) / ".cache" / "huggingface" / "token").read_text() == "hf_secret\n"
 
 
 def test_watch_resumes_what_ended_with_75_and_ends_with_the_run_s_status(laptop: Path) -> None:
@@ -380,9 +438,7 @@ def test_a_real_run_is_preempted_and_resumed(laptop: Path) -> None:
     log = worker(laptop, 0) / "pod" / "log"
     wait_until(lambda: watch.poll() is not None or list(model_dir.glob("checkpoints/*0")), log.read_text)
     assert watch.poll() is None, log.read_text()
-    world = world_of(laptop)
-    world["pods"]["my-pod"] |= {"states": ["SUSPENDED"], "node": "PREEMPTED"}
-    set_world(laptop, pods=world["pods"])
+    preempt(laptop)
     printed, errors = watch.communicate(timeout=500)
     assert watch.returncode == 0, printed + errors + log.read_text()
     assert "try 1 of 20" in printed and printed.endswith(f" ended 0\n{STAYS}")

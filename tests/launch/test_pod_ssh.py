@@ -117,7 +117,7 @@ def test_a_pod_by_real_ssh_from_setup_to_the_end_of_watch(servers: list[Server],
     assert (code, errors) == (0, "") and "worker 0: running | step 7\nmy-pod: worker 1: running | step 7" in printed
     assert sorted(pod(laptop, "logs", "my-pod")[1].splitlines()) == ["worker 0 | step 7", "worker 1 | step 7"]
     end_runs(laptop)
-    watch = watching(laptop)
+    watch = watching(laptop, HF_TOKEN="hf_secret")
     printed, errors = watch.communicate(timeout=300)
     assert (watch.returncode, errors) == (0, "") and " ended 0\n" in printed
     code, _, errors = pod(laptop, "setup", "my-pod", ACCELERATOR="gpu")  # a status of the worker's own

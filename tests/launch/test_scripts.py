@@ -1,6 +1,7 @@
 """Scripts of single runs say what they need and show their own help; convert.sh finds the newest run."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -70,6 +71,62 @@ def test_every_script_ends_with_the_command_s_status(script: str, status: int, t
     name, *arguments = script.split()
     done = started(name, *arguments, folder=tmp_path, RETRIES="0", ACCELERATOR="cpu", MODEL_DIR=str(tmp_path / "run"))
     assert done.returncode == status, done.stderr
+
+
+# Its setup.sh makes an environment where VENV says, with a Python that shows how it was called.
+SETS_UP = """[ -n "$VENV" ] || exit 0
+mkdir -p "$VENV/bin"
+printf '#!/bin/sh\\ncase $1 in -c) exec {python} "$@" ;; esac\\necho "$0 $*"\\n' >"$VENV/bin/python"
+chmod +x "$VENV/bin/python"
+"""
+
+
+@pytest.mark.parametrize("as_argument", [True, False])
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        ("pretrain.sh gin/demo.gin", "train gin/demo.gin"),
+        ("preflight.sh gin/demo.gin", "preflight gin/demo.gin"),
+        ("simulate.sh 1 gin/other.gin", "train gin/other.gin"),
+    ],
+)
+def test_the_environment_is_where_venv_says(script: str, command: str, as_argument: bool, tmp_path: Path) -> None:
+    """As NAME=VALUE too, and not as a name of the gin file, which has none of this name."""
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    (tmp_path / "launch" / "setup.sh").write_text(SETS_UP.format(python=sys.executable))
+    name, *arguments = script.split()
+    variables = {"RETRIES": "0", "ACCELERATOR": "cpu", "MODEL_DIR": str(tmp_path / "run"), "SETUP": "yes"}
+    if as_argument:
+        arguments.append("VENV=mine/venv")
+    else:
+        variables["VENV"] = "mine/venv"
+    done = started(f"launch/{name}", *arguments, folder=tmp_path, here=tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    assert f"mine/venv/bin/python -m limba {command} " in done.stdout and "gin.VENV" not in done.stdout, done.stdout
+
+
+# Gin files whose VOCABULARY is in a bucket of the published run's authors, and scripts that name them.
+NEED_A_VOCABULARY = re.compile(r"gin/ro_(t5x|fast)_\w+\.gin|launch/ro_(base|large)\.sh")
+COMMAND = re.compile(r"(?:\w+=\S+ +)*(?:bash launch/\w+\.sh|limba train)\b[^`|\n]*")
+
+
+def test_examples_of_runs_name_a_vocabulary_where_the_gin_file_needs_one() -> None:
+    count = 0
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "launch").iterdir(),
+        *(ROOT / "gin").glob("*.gin"),
+    ]
+    for path in pages:
+        text = re.sub(r" *\\\n[# ]*", " ", path.read_text())  # one line a command
+        if path.suffix == ".md":
+            text = re.sub(r"(?<=[^`\n|])\n *(?=[^\n`]*`)", " ", text)  # that goes on after a line's end, in backticks
+        for command in COMMAND.findall(text):
+            if "MODEL_DIR=" in command and NEED_A_VOCABULARY.search(command):
+                count += 1
+                assert "VOCABULARY=" in command, f"{path}: {command}"
+    assert count >= 9
 
 
 @pytest.mark.parametrize("script", PUBLISHED)

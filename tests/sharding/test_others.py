@@ -1,14 +1,15 @@
 """When a process of a run is killed, stopped or fails, the others end in time, with a status that starts them again."""
 
+import re
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from limba.sharding.others import LOST, resumes_from
+from limba.sharding.others import ADOPTED, LOST, resumes_from
 from tests.bucket_server import emulated
-from tests.sharding.processes import Processes
+from tests.sharding.processes import ROOT, Processes
 
 SECONDS = 6.0
 UNHEALTHY = "The following tasks are unhealthy (stopped sending heartbeats):"  # jax's words; a line with its number
@@ -115,3 +116,10 @@ def test_a_step_of_a_bucket_without_its_manifest_is_not_resumed(monkeypatch: pyt
         server.put("bucket", "run/checkpoints/20/manifest.json", b"{}")
         server.put("bucket", "run/checkpoints/30/data/metadata", b"{}")
         assert resumes_from("gs://bucket/run", seconds=60.0) == "the run resumes from step 20"
+
+
+def test_the_page_for_users_names_every_status_of_the_others() -> None:
+    page = (ROOT / "docs" / "resume.md").read_text()
+    section = page.partition("## A host died")[2].partition("\n## ")[0]
+    named = {int(number) for number in re.findall(r"\d+", section)}
+    assert named >= {*ADOPTED, 75, 128 + signal.SIGABRT} and "by SIGABRT (134)" in section

@@ -70,6 +70,8 @@ def train(argv: Sequence[str]) -> None:
     host = environment.process_number()
     if not host.isdigit():
         raise InputError(f"PROCESS_ID is {host}; give this host's number, 0 and up.")
+    if not arguments.wait_seconds >= 0:
+        raise InputError(f"--wait_seconds is {arguments.wait_seconds:g}; give 0 or more.")
     recipe = task_flags.recipe(arguments)
     with environment.quiet_imports():
         from limba.api import NewVocabulary, PieceTable
