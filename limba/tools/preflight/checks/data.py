@@ -201,10 +201,10 @@ def _size(config: RunConfig, part: Task, text_sample: Any, data: Data) -> Iterat
             how += ", about"
     else:
         ratio = _text_in_files(part.source, config.data.train_split)
-        if ratio is None:
+        num_bytes = part.source.num_bytes(config.data.train_split)
+        if ratio is None or num_bytes is None:
             yield Line("ok", "The size of the corpus is not known: its files are compressed, or do not say theirs.")
             return
-        num_bytes = part.source.num_bytes(config.data.train_split)
         tokens = num_bytes * ratio * text_sample.fertility.tokens_per_byte
         how = f"{in_words(num_bytes)} bytes, by its sample"
     data.setdefault("corpus_tokens", {})[part.name] = tokens
