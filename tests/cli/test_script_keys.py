@@ -75,6 +75,33 @@ def test_the_defaults_of_training_arguments_ask_for_nothing() -> None:
     assert read["learning_rate"] == 5e-5 and not notes
 
 
+@pytest.mark.parametrize("word", ["False", "false", "no", "0", "0.0", "None", "null", "{}", ""])
+def test_a_flag_that_spells_nothing_asks_for_nothing(word: str) -> None:
+    for key in (*keys.REFUSED, *keys.NOTED):
+        for argv in ([f"--{key}={word}"], [f"--{key}", word]):
+            parsed = values.parse(argv)
+            assert parsed is not None
+            assert values.read_values(None, parsed.flags) == ({}, values.COMMAND_LINE, []), key
+
+
+def test_a_flag_that_spells_the_usual_value_needs_no_line() -> None:
+    for key, usual in keys.SILENT.items():
+        for value in usual:
+            assert not values.read_values(None, {key: str(value)})[2], key
+    assert values.read_values(None, {"neftune_noise_alpha": 0.0})[2] == []
+    for flag in ("--save_only_model", "--save_only_model=1", "--neftune_noise_alpha=5"):
+        with pytest.raises(InputError, match="which has no counterpart here"):
+            values.read_values(None, values.parse([flag]).flags)
+
+
+@pytest.mark.parametrize("word", ["False", "no", "0", "None", "null", "True", "yes", "1", ""])
+def test_a_token_that_is_a_truth_value_is_the_login(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    for key in keys.TOKENS:
+        assert values.read_values(None, {key: word})[0] == {}
+        assert "HF_TOKEN" not in os.environ
+
+
 @pytest.mark.parametrize("kind", [T5Config, MT5Config])
 def test_a_config_that_lacks_keys_has_the_defaults_of_transformers(kind: Any, tmp_path: Path) -> None:
     theirs = kind()

@@ -164,7 +164,7 @@ OTHER_REPORTS = (
     *("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "mlflow", "neptune", "swanlab"),
     "trackio",
 )
-BY_DEFAULT = (None, False, 0, "", [], {}, ())  # of REFUSED, and of keys that need no line
+BY_DEFAULT = (None, False, 0, 0.0, "", [], {}, ())  # of REFUSED, and of keys that need no line
 SILENT = {  # keys whose usual value needs no line
     "log_level": ("passive",), "log_level_replica": ("warning",),
     "logging_nan_inf_filter": (True,), "log_on_each_node": (True,), "remove_unused_columns": (True,),
