@@ -36,14 +36,14 @@ BASE = {
 
 @pytest.fixture
 def translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A function from keys to the translation, in a folder with a small config.json."""
+    """A function from overrides and keys to the translation, in a folder with a small config.json."""
     monkeypatch.chdir(tmp_path)
     Path("small.json").write_text(json.dumps({"d_model": 64, "num_layers": 2}))
     monkeypatch.setattr(translation, "_num_devices", lambda: 2)
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
-    def of(**changes: Any) -> translation.Translation:
-        return translation._translated(*values.read_values(None, {**BASE, **changes}))
+    def of(*overrides: str, **changes: Any) -> translation.Translation:
+        return translation._translated(*values.read_values(None, {**BASE, **changes}), overrides)
 
     return of
 
@@ -176,10 +176,74 @@ def rows_of_a_file(translated) -> Any:
     Path("some.jsonl").write_text(lines[0] + "\n")
     files = {"train_file": "rows.jsonl", "validation_file": "some.jsonl", "max_steps": None}
 
-    def of(**changes: Any) -> dict[str, Any]:
-        return bound(translated(**files | {"per_device_train_batch_size": 10} | changes))
+    def of(*overrides: str, **changes: Any) -> dict[str, Any]:
+        return bound(translated(*overrides, **files | {"per_device_train_batch_size": 10} | changes))
 
     return of
+
+
+@pytest.mark.parametrize("override", ["TRAIN_STEPS=1000", "config.RunConfig.train_steps=1000"])
+def test_shares_are_of_the_steps_that_the_run_has(translated, override: str) -> None:
+    shares = {"max_steps": 100_000, "warmup_ratio": 0.1, "save_steps": 0.1, "eval_steps": 0.05, "logging_steps": 0.01}
+    names = ("WARMUP_STEPS", "CHECKPOINT_PERIOD", "EVAL_PERIOD", "LOG_PERIOD")
+    assert [bound(translated(**shares))[name] for name in names] == [10_000, 10_000, 5_000, 1_000]
+    assert [bound(translated(override, **shares))[name] for name in names] == [100, 100, 50, 10]
+    assert bound(translated(override, "WARMUP_STEPS=7", **shares))["WARMUP_STEPS"] == 7
+
+
+@pytest.mark.parametrize(
+    ("override", "steps"),
+    [
+        ("NUM_EPOCHS=10", 201),
+        ("BATCH_SIZE=10", 121),
+        ("config.DataConfig.batch_size=10", 121),
+        ("TASK_FEATURE_LENGTHS={'inputs': 1024}", 30),
+        ("MAX_EXAMPLES=100", 16),
+        ("CORPUS={'train': 'some.jsonl', 'validation': 'some.jsonl'}", 1),
+        ("NOISE_DENSITY=0.5", 45),
+        ("TRAIN_STEPS=None", 61),
+        ("LOG_PERIOD=3", 61),
+    ],
+)
+def test_epochs_are_counted_with_what_is_overridden(rows_of_a_file, override: str, steps: int) -> None:
+    rows = rows_of_a_file(override, num_train_epochs=3, save_steps=0.5)
+    counted = rows["TRAIN_STEPS"] or 61
+    assert counted == steps and rows["CHECKPOINT_PERIOD"] == max(1, round(steps / 2))
+    assert rows["NUM_EPOCHS"] == (10 if override == "NUM_EPOCHS=10" else 3)
+
+
+def test_train_steps_replace_epochs_as_max_steps_do(rows_of_a_file) -> None:
+    rows = rows_of_a_file("TRAIN_STEPS=1000", num_train_epochs=3, warmup_ratio=0.1)
+    assert (rows["TRAIN_STEPS"], rows["WARMUP_STEPS"]) == (1_000, 100) and "NUM_EPOCHS" not in rows
+    rows = rows_of_a_file("TRAIN_STEPS=1000", "NUM_EPOCHS=3", num_train_epochs=3)
+    assert (rows["TRAIN_STEPS"], rows["NUM_EPOCHS"]) == (1_000, 3)
+    rows = rows_of_a_file("BATCH_SIZE=10", max_steps=90, save_strategy="epoch")
+    assert (rows["TRAIN_STEPS"], rows["CHECKPOINT_PERIOD"]) == (90, 40)
+    with pytest.raises(InputError, match="An epoch's steps are counted from CORPUS, VOCABULARY and"):
+        rows_of_a_file("CORPUS=None", num_train_epochs=3)
+
+
+def test_what_follows_from_an_overridden_choice_follows_the_override(translated) -> None:
+    assert bound(translated("BATCH_SIZE=4", max_eval_samples=100))["EVAL_STEPS"] == 25
+    assert bound(translated("config.EvaluationConfig.batch_size=50", max_eval_samples=100))["EVAL_STEPS"] == 2
+    best = bound(translated("config.CheckpointConfig.best_metric=chrf", load_best_model_at_end=True))
+    assert best["config.CheckpointConfig.best_mode"] == "max"
+    assert bound(translated("MODEL_DIR=runs/other", push_to_hub=True))["HUB_MODEL_ID"] == "other"
+    rule = "config.OptimizerConfig.name"
+    adafactor = bound(translated(f"{rule}=adafactor", weight_decay=0.1, adam_beta1=0.8))
+    assert adafactor == bound(translated(adafactor=True, weight_decay=0.1))
+    adamw = bound(translated(f"{rule}=adamw", adafactor=True, weight_decay=0.1))
+    assert adamw == bound(translated(weight_decay=0.1)) | {rule: "adamw"}
+
+
+def test_the_written_file_is_the_run_with_its_overrides(rows_of_a_file) -> None:
+    rows_of_a_file()  # writes the corpus
+    flags = BASE | {"max_steps": 100_000, "warmup_ratio": 0.1, "train_file": "rows.jsonl"}
+    overrides = ["TRAIN_STEPS=1000", "config.DataConfig.num_data_shards=8", "LEARNING_RATE=0.5"]
+    run = translation.read_script(None, flags, overrides)
+    assert run.config.optimizer.schedule.warmup_steps == 100
+    assert read_run(["out/from_json.gin"]).config == run.config
+    assert "TRAIN_STEPS = 1000  # --gin.TRAIN_STEPS" in Path("out/from_json.gin").read_text()
 
 
 def test_a_period_of_an_epoch_is_the_corpus_s_whatever_max_steps_is(rows_of_a_file) -> None:
