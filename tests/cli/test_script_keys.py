@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import MT5Config, T5Config, TrainingArguments
 
-from limba.cli.gin import read_run
+from limba.cli.gin import read_run, read_translated
 from limba.config import InputError
 from limba.data import task_modules
 from limba.data.registry import TaskRegistry
@@ -276,6 +276,55 @@ def test_reports_that_are_not_there_are_said(translated) -> None:
     assert bound(result)["REPORT_TO"] == "wandb" and any(note.startswith("report_to 'mlflow'") for note in result.notes)
     with pytest.raises(InputError, match="report_to 'wandbb'; give tensorboard, wandb, none, all"):
         translated(report_to="wandbb")
+
+
+def test_a_missing_key_has_the_default_of_training_arguments(translated) -> None:
+    """Or is one of the page's exceptions."""
+    arguments = {
+        field.name: field.default
+        for field in dataclasses.fields(TrainingArguments)
+        if field.default is not dataclasses.MISSING and not hasattr(field.default, "value")
+    }
+    for name in (*BASE, "debug", "do_train", "do_eval"):
+        arguments.pop(name, None)
+    hub = {"push_to_hub": True, "hub_model_id": "me/t5"}
+    given = arguments | hub | {"eval_strategy": "no", "hub_strategy": "every_save"}  # whose defaults are enumerations
+
+    def fields_of(**changes: Any) -> dict[str, Any]:
+        result = translated(**changes)
+        run = read_translated(translation._text(result, result.bindings), "a test").config
+        nested = dataclasses.asdict(run).items()
+        parts = {
+            f"{part}.{name}": value
+            for part, fields in nested
+            if isinstance(fields, dict)
+            for name, value in fields.items()
+        }
+        return dict(nested) | parts
+
+    ours = fields_of(**hub)
+    theirs = fields_of(**given)
+    different = {name for name, value in ours.items() if value != theirs[name] and not isinstance(value, dict)}
+    assert different == {"evaluation.every_steps", "evaluation.batch_size", "hub_strategy", "report_to"}
+    assert (ours["evaluation.every_steps"], ours["checkpoint.keep"], ours["report_to"]) == (1_000, 5, "tensorboard")
+
+
+@pytest.mark.parametrize("key", ["eval_strategy", "evaluation_strategy"])
+def test_without_eval_steps_logging_steps_count(translated, key: str) -> None:
+    assert bound(translated(**{key: "steps"}, logging_steps=100))["EVAL_PERIOD"] == 100
+    assert bound(translated(**{key: "steps"}, logging_steps=100, eval_steps=0))["EVAL_PERIOD"] == 100
+    assert bound(translated(**{key: "steps"}, logging_steps=0.1))["EVAL_PERIOD"] == 2
+    assert bound(translated(**{key: "steps"}))["EVAL_PERIOD"] == 500
+    assert bound(translated(**{key: "steps"}, logging_steps=100, eval_steps=30))["EVAL_PERIOD"] == 30
+    assert "EVAL_PERIOD" not in bound(translated(logging_steps=100))
+    assert bound(translated(**{key: "no"}, logging_steps=100))["EVAL_PERIOD"] > 20
+
+
+def test_a_limit_of_checkpoints_that_lacks_is_named(translated) -> None:
+    kept, origin = translated().bindings["CHECKPOINTS_KEPT"]
+    assert kept == 5 and origin == "save_total_limit lacks; the scripts then keep all: None"
+    for limit, wanted in ((2, 2), (0, None), (-1, None), ("3", 3)):
+        assert bound(translated(save_total_limit=limit))["CHECKPOINTS_KEPT"] == wanted
 
 
 def test_batches_are_per_device_in_training_and_evaluation(translated) -> None:

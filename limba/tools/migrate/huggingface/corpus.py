@@ -166,7 +166,7 @@ def steps_per_epoch(data: DataConfig) -> float:
             " --gin. takes one away; give max_steps, and periods in steps."
         )
     source = source_of_files(data.data_files, data.column, data.validation_percent)
-    count, tokens_per_row = _counter(data)
+    count, tokens_per_row = _counter(data, data.vocabulary)
     most = data.max_examples
     total = num_bytes = num_read = num_documents = 0
     units = source.units("train")
@@ -187,12 +187,12 @@ def steps_per_epoch(data: DataConfig) -> float:
     return total / num_documents * num_chosen / tokens_per_row / data.batch_size
 
 
-def _counter(data: DataConfig) -> tuple[Callable[[Sequence[bytes]], int], float]:
+def _counter(data: DataConfig, vocabulary: str) -> tuple[Callable[[Sequence[bytes]], int], float]:
     """Returns (a function from documents to their tokens' number, the tokens of one row of span corruption)."""
     from limba.api import PieceTable
     from limba.data.objectives.spans import raw_and_targets
 
-    encode = PieceTable.at(data.vocabulary).encode
+    encode = PieceTable.at(vocabulary).encode
     density = 0.15 if data.noise_density is None else data.noise_density
     span = 3.0 if data.mean_noise_span_length is None else data.mean_noise_span_length
     raw = raw_and_targets(data.task_feature_lengths["inputs"], density, span)[0]

@@ -112,6 +112,7 @@ def _translated(
     count_epochs(translation)
     _evaluated_batches(translation)
     _periods(translation)
+    _kept(translation)
     for key, (name, value) in keys.DEFAULTS.items():
         translation.bindings.setdefault(name, (value, f"{key}, as in the scripts"))
     _best_mode(translation)
@@ -334,6 +335,11 @@ def _periods(translation: Translation) -> None:
     steps = translation.bindings["TRAIN_STEPS"][0]
     for key, name in keys.PERIODS.items():
         value = translation.values.get(key)
+        strategy, _ = translation.get("eval_strategy", "evaluation_strategy")
+        if key == "eval_steps" and strategy == "steps" and not value:
+            value, _ = translation.get("logging_steps")
+            value = keys.DEFAULTS["logging_steps"][1] if value is None else value
+            key = "logging_steps, as in transformers without eval_steps"
         if value is None:
             continue
         if 0 < value < 1:
@@ -360,6 +366,17 @@ def _periods(translation: Translation) -> None:
             raise InputError(f"{what} {value!r}; give steps, epoch or no.")
     if translation.values.get("do_eval") is False:
         translation.bindings["EVAL_PERIOD"] = (NEVER, "do_eval")
+
+
+def _kept(translation: Translation) -> None:
+    """Sets how many checkpoints are kept; where no limit is given, Limba's number, since all would fill a disk."""
+    limit, key = translation.get("save_total_limit")
+    if limit is None:
+        translation.set("CHECKPOINTS_KEPT", keys.CHECKPOINTS_KEPT, f"{key} lacks; the scripts then keep all: None")
+    elif limit <= 0:  # as transformers' Trainer
+        translation.set("CHECKPOINTS_KEPT", None, key)
+    else:
+        translation.set("CHECKPOINTS_KEPT", limit, key)
 
 
 def _best(translation: Translation) -> None:
