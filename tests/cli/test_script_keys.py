@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import MT5Config, T5Config, TrainingArguments
 
-from limba.cli.gin import read_run
+from limba.cli.gin import read_run, read_translated
 from limba.config import InputError
 from limba.data import task_modules
 from limba.data.registry import TaskRegistry
@@ -36,14 +36,14 @@ BASE = {
 
 @pytest.fixture
 def translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A function from keys to the translation, in a folder with a small config.json."""
+    """A function from overrides and keys to the translation, in a folder with a small config.json."""
     monkeypatch.chdir(tmp_path)
     Path("small.json").write_text(json.dumps({"d_model": 64, "num_layers": 2}))
     monkeypatch.setattr(translation, "_num_devices", lambda: 2)
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
-    def of(**changes: Any) -> translation.Translation:
-        return translation._translated(*values.read_values(None, {**BASE, **changes}))
+    def of(*overrides: str, **changes: Any) -> translation.Translation:
+        return translation._translated(*values.read_values(None, {**BASE, **changes}), overrides)
 
     return of
 
@@ -73,6 +73,33 @@ def test_the_defaults_of_training_arguments_ask_for_nothing() -> None:
     }
     read, _, notes = values.read_values(None, {key: value for key, value in arguments.items() if key != "debug"})
     assert read["learning_rate"] == 5e-5 and not notes
+
+
+@pytest.mark.parametrize("word", ["False", "false", "no", "0", "0.0", "None", "null", "{}", ""])
+def test_a_flag_that_spells_nothing_asks_for_nothing(word: str) -> None:
+    for key in (*keys.REFUSED, *keys.NOTED):
+        for argv in ([f"--{key}={word}"], [f"--{key}", word]):
+            parsed = values.parse(argv)
+            assert parsed is not None
+            assert values.read_values(None, parsed.flags) == ({}, values.COMMAND_LINE, []), key
+
+
+def test_a_flag_that_spells_the_usual_value_needs_no_line() -> None:
+    for key, usual in keys.SILENT.items():
+        for value in usual:
+            assert not values.read_values(None, {key: str(value)})[2], key
+    assert values.read_values(None, {"neftune_noise_alpha": 0.0})[2] == []
+    for flag in ("--save_only_model", "--save_only_model=1", "--neftune_noise_alpha=5"):
+        with pytest.raises(InputError, match="which has no counterpart here"):
+            values.read_values(None, values.parse([flag]).flags)
+
+
+@pytest.mark.parametrize("word", ["False", "no", "0", "None", "null", "True", "yes", "1", ""])
+def test_a_token_that_is_a_truth_value_is_the_login(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    for key in keys.TOKENS:
+        assert values.read_values(None, {key: word})[0] == {}
+        assert "HF_TOKEN" not in os.environ
 
 
 @pytest.mark.parametrize("kind", [T5Config, MT5Config])
@@ -149,10 +176,74 @@ def rows_of_a_file(translated) -> Any:
     Path("some.jsonl").write_text(lines[0] + "\n")
     files = {"train_file": "rows.jsonl", "validation_file": "some.jsonl", "max_steps": None}
 
-    def of(**changes: Any) -> dict[str, Any]:
-        return bound(translated(**files | {"per_device_train_batch_size": 10} | changes))
+    def of(*overrides: str, **changes: Any) -> dict[str, Any]:
+        return bound(translated(*overrides, **files | {"per_device_train_batch_size": 10} | changes))
 
     return of
+
+
+@pytest.mark.parametrize("override", ["TRAIN_STEPS=1000", "config.RunConfig.train_steps=1000"])
+def test_shares_are_of_the_steps_that_the_run_has(translated, override: str) -> None:
+    shares = {"max_steps": 100_000, "warmup_ratio": 0.1, "save_steps": 0.1, "eval_steps": 0.05, "logging_steps": 0.01}
+    names = ("WARMUP_STEPS", "CHECKPOINT_PERIOD", "EVAL_PERIOD", "LOG_PERIOD")
+    assert [bound(translated(**shares))[name] for name in names] == [10_000, 10_000, 5_000, 1_000]
+    assert [bound(translated(override, **shares))[name] for name in names] == [100, 100, 50, 10]
+    assert bound(translated(override, "WARMUP_STEPS=7", **shares))["WARMUP_STEPS"] == 7
+
+
+@pytest.mark.parametrize(
+    ("override", "steps"),
+    [
+        ("NUM_EPOCHS=10", 201),
+        ("BATCH_SIZE=10", 121),
+        ("config.DataConfig.batch_size=10", 121),
+        ("TASK_FEATURE_LENGTHS={'inputs': 1024}", 30),
+        ("MAX_EXAMPLES=100", 16),
+        ("CORPUS={'train': 'some.jsonl', 'validation': 'some.jsonl'}", 1),
+        ("NOISE_DENSITY=0.5", 45),
+        ("TRAIN_STEPS=None", 61),
+        ("LOG_PERIOD=3", 61),
+    ],
+)
+def test_epochs_are_counted_with_what_is_overridden(rows_of_a_file, override: str, steps: int) -> None:
+    rows = rows_of_a_file(override, num_train_epochs=3, save_steps=0.5)
+    counted = rows["TRAIN_STEPS"] or 61
+    assert counted == steps and rows["CHECKPOINT_PERIOD"] == max(1, round(steps / 2))
+    assert rows["NUM_EPOCHS"] == (10 if override == "NUM_EPOCHS=10" else 3)
+
+
+def test_train_steps_replace_epochs_as_max_steps_do(rows_of_a_file) -> None:
+    rows = rows_of_a_file("TRAIN_STEPS=1000", num_train_epochs=3, warmup_ratio=0.1)
+    assert (rows["TRAIN_STEPS"], rows["WARMUP_STEPS"]) == (1_000, 100) and "NUM_EPOCHS" not in rows
+    rows = rows_of_a_file("TRAIN_STEPS=1000", "NUM_EPOCHS=3", num_train_epochs=3)
+    assert (rows["TRAIN_STEPS"], rows["NUM_EPOCHS"]) == (1_000, 3)
+    rows = rows_of_a_file("BATCH_SIZE=10", max_steps=90, save_strategy="epoch")
+    assert (rows["TRAIN_STEPS"], rows["CHECKPOINT_PERIOD"]) == (90, 40)
+    with pytest.raises(InputError, match="An epoch's steps are counted from CORPUS, VOCABULARY and"):
+        rows_of_a_file("CORPUS=None", num_train_epochs=3)
+
+
+def test_what_follows_from_an_overridden_choice_follows_the_override(translated) -> None:
+    assert bound(translated("BATCH_SIZE=4", max_eval_samples=100))["EVAL_STEPS"] == 25
+    assert bound(translated("config.EvaluationConfig.batch_size=50", max_eval_samples=100))["EVAL_STEPS"] == 2
+    best = bound(translated("config.CheckpointConfig.best_metric=chrf", load_best_model_at_end=True))
+    assert best["config.CheckpointConfig.best_mode"] == "max"
+    assert bound(translated("MODEL_DIR=runs/other", push_to_hub=True))["HUB_MODEL_ID"] == "other"
+    rule = "config.OptimizerConfig.name"
+    adafactor = bound(translated(f"{rule}=adafactor", weight_decay=0.1, adam_beta1=0.8))
+    assert adafactor == bound(translated(adafactor=True, weight_decay=0.1))
+    adamw = bound(translated(f"{rule}=adamw", adafactor=True, weight_decay=0.1))
+    assert adamw == bound(translated(weight_decay=0.1)) | {rule: "adamw"}
+
+
+def test_the_written_file_is_the_run_with_its_overrides(rows_of_a_file) -> None:
+    rows_of_a_file()  # writes the corpus
+    flags = BASE | {"max_steps": 100_000, "warmup_ratio": 0.1, "train_file": "rows.jsonl"}
+    overrides = ["TRAIN_STEPS=1000", "config.DataConfig.num_data_shards=8", "LEARNING_RATE=0.5"]
+    run = translation.read_script(None, flags, overrides)
+    assert run.config.optimizer.schedule.warmup_steps == 100
+    assert read_run(["out/from_json.gin"]).config == run.config
+    assert "TRAIN_STEPS = 1000  # --gin.TRAIN_STEPS" in Path("out/from_json.gin").read_text()
 
 
 def test_a_period_of_an_epoch_is_the_corpus_s_whatever_max_steps_is(rows_of_a_file) -> None:
@@ -185,6 +276,55 @@ def test_reports_that_are_not_there_are_said(translated) -> None:
     assert bound(result)["REPORT_TO"] == "wandb" and any(note.startswith("report_to 'mlflow'") for note in result.notes)
     with pytest.raises(InputError, match="report_to 'wandbb'; give tensorboard, wandb, none, all"):
         translated(report_to="wandbb")
+
+
+def test_a_missing_key_has_the_default_of_training_arguments(translated) -> None:
+    """Or is one of the page's exceptions."""
+    arguments = {
+        field.name: field.default
+        for field in dataclasses.fields(TrainingArguments)
+        if field.default is not dataclasses.MISSING and not hasattr(field.default, "value")
+    }
+    for name in (*BASE, "debug", "do_train", "do_eval"):
+        arguments.pop(name, None)
+    hub = {"push_to_hub": True, "hub_model_id": "me/t5"}
+    given = arguments | hub | {"eval_strategy": "no", "hub_strategy": "every_save"}  # whose defaults are enumerations
+
+    def fields_of(**changes: Any) -> dict[str, Any]:
+        result = translated(**changes)
+        run = read_translated(translation._text(result, result.bindings), "a test").config
+        nested = dataclasses.asdict(run).items()
+        parts = {
+            f"{part}.{name}": value
+            for part, fields in nested
+            if isinstance(fields, dict)
+            for name, value in fields.items()
+        }
+        return dict(nested) | parts
+
+    ours = fields_of(**hub)
+    theirs = fields_of(**given)
+    different = {name for name, value in ours.items() if value != theirs[name] and not isinstance(value, dict)}
+    assert different == {"evaluation.every_steps", "evaluation.batch_size", "hub_strategy", "report_to"}
+    assert (ours["evaluation.every_steps"], ours["checkpoint.keep"], ours["report_to"]) == (1_000, 5, "tensorboard")
+
+
+@pytest.mark.parametrize("key", ["eval_strategy", "evaluation_strategy"])
+def test_without_eval_steps_logging_steps_count(translated, key: str) -> None:
+    assert bound(translated(**{key: "steps"}, logging_steps=100))["EVAL_PERIOD"] == 100
+    assert bound(translated(**{key: "steps"}, logging_steps=100, eval_steps=0))["EVAL_PERIOD"] == 100
+    assert bound(translated(**{key: "steps"}, logging_steps=0.1))["EVAL_PERIOD"] == 2
+    assert bound(translated(**{key: "steps"}))["EVAL_PERIOD"] == 500
+    assert bound(translated(**{key: "steps"}, logging_steps=100, eval_steps=30))["EVAL_PERIOD"] == 30
+    assert "EVAL_PERIOD" not in bound(translated(logging_steps=100))
+    assert bound(translated(**{key: "no"}, logging_steps=100))["EVAL_PERIOD"] > 20
+
+
+def test_a_limit_of_checkpoints_that_lacks_is_named(translated) -> None:
+    kept, origin = translated().bindings["CHECKPOINTS_KEPT"]
+    assert kept == 5 and origin == "save_total_limit lacks; the scripts then keep all: None"
+    for limit, wanted in ((2, 2), (0, None), (-1, None), ("3", 3)):
+        assert bound(translated(save_total_limit=limit))["CHECKPOINTS_KEPT"] == wanted
 
 
 def test_batches_are_per_device_in_training_and_evaluation(translated) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from limba.config import (
     CheckpointConfig,
@@ -100,6 +101,15 @@ def test_a_checkpoint_names_its_network(checkpoint):
     loaded = source.find(str(checkpoint)).arrays(7)
     assert loaded.keys() == {t5x.own_name(name) for name in arrays(CONFIG)}
     assert all(np.array_equal(loaded[t5x.own_name(name)], array) for name, array in arrays(CONFIG).items())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("('swish', 'linear')", ("silu", "linear")), ("['gelu', 'linear']", ("gelu", "linear")), ("('relu',)", ("relu",))],
+)
+def test_activations_have_t5xs_names(theirs, ours, tmp_path):
+    (tmp_path / "config.gin").write_text(f"network.TransformerConfig.mlp_activations = {theirs}\n")
+    assert from_t5x.read([epath.Path(tmp_path)], CONFIG)[0].mlp_activations == ours
 
 
 def test_a_checkpoint_goes_on_bit_for_bit_and_back(checkpoint, tmp_path):

@@ -65,13 +65,14 @@ def read_translated(
     overrides: Sequence[str] = (),
     written_as: Mapping[str, str] | None = None,
     allowed: Sequence[str] | None = None,
+    search_paths: Sequence[Path] = (),
 ) -> GinRun:
     """Returns the run of a gin text, which a command has made from files of another dialect; as `read_run`.
 
     `location` names these files in errors.
     """
     source = Source()
-    statements.read_with_includes(source, text, location)
+    statements.read_with_includes(source, text, location, search_paths)
     for override in overrides:
         statements.read_override(source, override, "--gin.")
     return _checked_run(source, location, allowed, written_as)

@@ -223,9 +223,9 @@ def _read_later(source: Source, name: str, location: str, include: Callable[...,
     source.of_family = FileOfFamily(location, len(source.bindings), read_of)
 
 
-def read_with_includes(source: Source, text: str, name: str) -> None:
-    """Adds the statements of a text, and of the files that it includes from the repository or the current directory."""
-    folders = [Path.cwd(), ROOT, ROOT / "gin"]
+def read_with_includes(source: Source, text: str, name: str, search_paths: Sequence[Path] = ()) -> None:
+    """Adds the statements of a text and of the files that it includes, which are looked for as `read` does."""
+    folders = [*search_paths, Path.cwd(), ROOT, ROOT / "gin"]
     read_text(source, text, name, functools.partial(_read_file, source, search_paths=folders, above=()))
 
 

@@ -11,6 +11,7 @@ from limba.cli.gin.statements import Macro, Reference, Source, read_text
 from limba.config import ModelConfig
 from limba.inference.source import VocabularyName
 from limba.storage import files
+from limba.tools.migrate.t5x.model import own_activations
 
 _FIELDS = {entry.name for entry in dataclasses.fields(ModelConfig)}
 _TRAINING_ONLY = {"dropout_rate", "dtype", "remat", "scan_layers", "attention"}
@@ -30,6 +31,9 @@ def read(folders: Sequence[epath.Path], network: ModelConfig) -> tuple[ModelConf
     if fields:
         fields.setdefault("mlp_activations", ("relu",))  # T5X's own default
     known = {name: value for name, value in fields.items() if name in _FIELDS - _TRAINING_ONLY}
+    activations = known.get("mlp_activations")
+    if isinstance(activations, list | tuple):
+        known["mlp_activations"] = own_activations(activations)
     if network.is_decoder_only and not _fields(source, "DecoderOnlyModel").get("inputs_bidirectional_attention"):
         known["prefix_attention"] = "causal"
     return dataclasses.replace(network, **known), _vocabulary(source, str(file))

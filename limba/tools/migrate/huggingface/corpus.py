@@ -1,25 +1,42 @@
-"""The translation of a script's configuration: its corpus, and the number of steps that its epochs are."""
+"""The translation of a script's configuration: its corpus, and the number of steps that its epochs are.
+
+Steps, shares of steps and whole batches are counted from the run with the user's `--gin.` overrides: `Translation.run`.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from limba.config import InputError
+from limba.config import DataConfig, InputError, RunConfig
 from limba.tools.migrate.huggingface.values import Values
 
 BYTES_COUNTED = 50_000_000  # of text, from which the rest of a corpus is estimated
+NEVER = 10**9  # steps
 
 
 class Translation:
-    """A script's values, and the gin bindings made of them: name -> (value, the key that it comes from)."""
+    """A script's values, and the gin bindings made of them: name -> (value, the key that it comes from).
 
-    def __init__(self, values: Values, source: str, notes: Sequence[str] = ()):
+    `overrides` are the values that the user gives gin names beside the script's keys. `run` is the run with them.
+    """
+
+    run: RunConfig  # set before anything is counted from it; see `translation._run_so_far`
+
+    def __init__(
+        self,
+        values: Values,
+        source: str,
+        notes: Sequence[str] = (),
+        overrides: Mapping[str, object] = MappingProxyType({}),
+    ):
         self.values = values
         self.source = source
         self.notes = list(notes)
+        self.overrides = overrides
         self.bindings: dict[str, tuple[Any, str]] = {}
 
     def set(self, name: str, value: object, key: str) -> None:
@@ -46,8 +63,8 @@ class Translation:
 
     @functools.cached_property
     def steps_per_epoch(self) -> float:
-        """The optimizer steps of one pass over the corpus; corpus, lengths and batch must be bound before."""
-        return steps_per_epoch(self.bindings)
+        """The optimizer steps of one pass over the corpus."""
+        return steps_per_epoch(self.run.data)
 
     @property
     def trains(self) -> bool:
@@ -103,7 +120,7 @@ def _files_of(folder: str, configuration: str | None) -> dict[str, str]:
 
 
 def set_length_of_run(translation: Translation) -> None:
-    """Sets TRAIN_STEPS, and NUM_EPOCHS for whole epochs."""
+    """Sets TRAIN_STEPS, or NUM_EPOCHS for whole epochs; TRAIN_STEPS is NEVER until the epochs are counted."""
     steps, key = translation.one_of("max_steps", "max_train_steps")
     if not translation.trains:
         translation.set("TRAIN_STEPS", 1, "do_train; nothing is trained")
@@ -115,20 +132,42 @@ def set_length_of_run(translation: Translation) -> None:
     epochs = 3.0 if epochs is None else epochs
     if not epochs > 0:
         raise InputError(f"{translation.source} gives {key} {epochs!r}; give a number above 0, or max_steps.")
-    steps = int(epochs * translation.steps_per_epoch) + 1
-    translation.set("TRAIN_STEPS", steps, f"{key} {epochs:g}, by the corpus's size")
+    translation.set("TRAIN_STEPS", NEVER, f"{key} {epochs:g}, by the corpus's size")
     if epochs == int(epochs):
         translation.set("NUM_EPOCHS", int(epochs), key)
 
 
-def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
-    """Returns the optimizer steps of one pass over CORPUS, estimated from its first files."""
+def count_epochs(translation: Translation) -> None:
+    """Sets TRAIN_STEPS to what the run has with the overrides, and counts the epochs if nothing else ends it."""
+    steps, key = translation.bindings["TRAIN_STEPS"]
+    train_steps = translation.run.train_steps
+    if train_steps not in (None, NEVER):
+        if train_steps != steps:
+            key = "--gin.TRAIN_STEPS"
+            translation.bindings.pop("NUM_EPOCHS", None)  # as max_steps replaces num_train_epochs in the scripts
+        translation.bindings["TRAIN_STEPS"] = (train_steps, key)
+        return
+    epochs = translation.run.data.num_epochs
+    key = "NUM_EPOCHS"
+    if epochs is None or epochs == translation.bindings.get("NUM_EPOCHS", (None,))[0]:
+        epochs, key = translation.get("num_train_epochs")
+        epochs = 3.0 if epochs is None else epochs
+    steps = int(epochs * translation.steps_per_epoch) + 1
+    translation.bindings["TRAIN_STEPS"] = (steps, f"{key} {epochs:g}, by the corpus's size")
+
+
+def steps_per_epoch(data: DataConfig) -> float:
+    """Returns the optimizer steps of one pass over the corpus, estimated from its first files."""
     from limba.api import source_of_files
 
-    choices = {name: value for name, (value, _) in bindings.items()}
-    source = source_of_files(choices["CORPUS"], choices.get("COLUMN", "text"), choices.get("VALIDATION_PERCENT", 5.0))
-    count, tokens_per_row = _counter(choices)
-    most = choices.get("MAX_EXAMPLES")
+    if data.data_files is None or data.vocabulary is None or "inputs" not in data.task_feature_lengths:
+        raise InputError(
+            "An epoch's steps are counted from CORPUS, VOCABULARY and the inputs of TASK_FEATURE_LENGTHS, of which"
+            " --gin. takes one away; give max_steps, and periods in steps."
+        )
+    source = source_of_files(data.data_files, data.column, data.validation_percent)
+    count, tokens_per_row = _counter(data, data.vocabulary)
+    most = data.max_examples
     total = num_bytes = num_read = num_documents = 0
     units = source.units("train")
     for num_read, unit in enumerate(units, 1):  # noqa: B007
@@ -142,20 +181,20 @@ def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
         if num_bytes > BYTES_COUNTED or num_documents == most:
             break
     if not total:
-        raise InputError(f"train_file {choices['CORPUS']} holds no text; give files with text in them.")
+        raise InputError(f"train_file {data.data_files} holds no text; give files with text in them.")
     num_of_corpus = num_documents * len(units) / num_read
     num_chosen = num_of_corpus if most is None else min(most, num_of_corpus)
-    return total / num_documents * num_chosen / tokens_per_row / choices["BATCH_SIZE"]
+    return total / num_documents * num_chosen / tokens_per_row / data.batch_size
 
 
-def _counter(choices: Mapping[str, Any]) -> tuple[Callable[[Sequence[bytes]], int], float]:
+def _counter(data: DataConfig, vocabulary: str) -> tuple[Callable[[Sequence[bytes]], int], float]:
     """Returns (a function from documents to their tokens' number, the tokens of one row of span corruption)."""
     from limba.api import PieceTable
     from limba.data.objectives.spans import raw_and_targets
 
-    encode = PieceTable.at(choices["VOCABULARY"]).encode
-    density = choices.get("NOISE_DENSITY", 0.15)
-    span = choices.get("MEAN_NOISE_SPAN_LENGTH", 3.0)
-    raw = raw_and_targets(choices["TASK_FEATURE_LENGTHS"]["inputs"], density, span)[0]
+    encode = PieceTable.at(vocabulary).encode
+    density = 0.15 if data.noise_density is None else data.noise_density
+    span = 3.0 if data.mean_noise_span_length is None else data.mean_noise_span_length
+    raw = raw_and_targets(data.task_feature_lengths["inputs"], density, span)[0]
 
     return lambda documents: sum(len(encode(text)) for text in documents), raw

@@ -20,12 +20,11 @@ PLAIN: Mapping[str, tuple[str, type]] = {
     "adam_epsilon": ("config.OptimizerConfig.epsilon", float),
     "max_grad_norm": ("config.OptimizerConfig.clip_global_norm", float),
     "label_smoothing_factor": ("LABEL_SMOOTHING", float),
-    "save_total_limit": ("CHECKPOINTS_KEPT", int),
     "max_train_samples": ("MAX_EXAMPLES", int),
     "seed": ("RANDOM_SEED", int),
 }
 # Defaults of the scripts that differ from Limba's gin files.
-DEFAULTS: Mapping[str, tuple[str, object]] = {
+DEFAULTS: Mapping[str, tuple[str, float]] = {
     "learning_rate": ("LEARNING_RATE", 5e-5),
     "warmup_steps": ("WARMUP_STEPS", 0),
     "weight_decay": ("WEIGHT_DECAY", 0.0),
@@ -33,6 +32,7 @@ DEFAULTS: Mapping[str, tuple[str, object]] = {
     "save_steps": ("CHECKPOINT_PERIOD", 500),
     "seed": ("RANDOM_SEED", 42),
 }
+CHECKPOINTS_KEPT = 5  # where save_total_limit lacks; the scripts then keep all
 # Periods: key -> its gin name. A number below 1 is a share of the run's steps, as in TrainingArguments.
 PERIODS = {
     "logging_steps": "LOG_PERIOD",
@@ -67,7 +67,7 @@ OTHERS: Mapping[str, type] = {
     **dict.fromkeys(PERIODS, float),
     **dict.fromkeys(("max_seq_length", "per_device_train_batch_size", "per_device_eval_batch_size"), int),
     **dict.fromkeys(("per_gpu_train_batch_size", "per_gpu_eval_batch_size", "gradient_accumulation_steps"), int),
-    **dict.fromkeys(("max_steps", "max_train_steps", "max_eval_samples"), int),
+    **dict.fromkeys(("max_steps", "max_train_steps", "max_eval_samples", "save_total_limit"), int),
     **dict.fromkeys(("num_train_epochs", "warmup_ratio"), float),
     **dict.fromkeys(("adafactor", "do_train", "do_eval", "do_predict", "bf16", "fp16"), bool),
     **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), bool),
@@ -164,7 +164,7 @@ OTHER_REPORTS = (
     *("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "mlflow", "neptune", "swanlab"),
     "trackio",
 )
-BY_DEFAULT = (None, False, 0, "", [], {}, ())  # of REFUSED, and of keys that need no line
+BY_DEFAULT = (None, False, 0, 0.0, "", [], {}, ())  # of REFUSED, and of keys that need no line
 SILENT = {  # keys whose usual value needs no line
     "log_level": ("passive",), "log_level_replica": ("warning",),
     "logging_nan_inf_filter": (True,), "log_on_each_node": (True,), "remove_unused_columns": (True,),

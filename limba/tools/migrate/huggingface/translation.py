@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from limba.cli.gin import GinRun, read_run
-from limba.config import InputError, ModelConfig, untrusted_files, without_credentials
+from limba.cli.gin import GinRun, read_run, read_translated, statements
+from limba.config import InputError, ModelConfig, RunConfig, untrusted_files, without_credentials
 from limba.tools.migrate.huggingface import keys
-from limba.tools.migrate.huggingface.corpus import Translation, set_corpus, set_length_of_run
+from limba.tools.migrate.huggingface.corpus import NEVER, Translation, count_epochs, set_corpus, set_length_of_run
 from limba.tools.migrate.huggingface.values import Values, read_values
 
-NEVER = 10**9  # steps
 DTYPES = {
     "no": "float32", "fp32": "float32", "float32": "float32", "auto": "float32",
     "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
@@ -31,13 +31,12 @@ def read_script(
 ) -> GinRun:
     """Returns the run that a JSON file or a script's flags describe, with `NAME=VALUE` overrides.
 
-    `names` of the result are the script's keys. Writes the run as OUTPUT_DIR/from_json.gin and prints it. Corpus and
-    vocabulary are only read to turn epochs into steps. Raises InputError for a file that cannot be read, and for
-    invalid keys and values.
+    `names` of the result are the script's keys. Writes the run, overrides included, as OUTPUT_DIR/from_json.gin and
+    prints it. Corpus and vocabulary are only read to turn epochs into steps. Raises InputError for a file that cannot
+    be read, and for invalid keys and values.
     """
-    translation = _translated(*read_values(path, flags))
-    overridden = {override.partition("=")[0] for override in overrides}
-    names = {name: key.partition(",")[0] for name, (_, key) in translation.bindings.items() if name not in overridden}
+    translation = _translated(*read_values(path, flags), overrides, search_paths)
+    names = _keys_of(translation)
     file = _written(translation, translation.values["output_dir"])
     run = read_run([file], overrides, search_paths, names)
     if translation.trains:
@@ -59,9 +58,36 @@ def _num_devices() -> int:
     return jax.device_count()
 
 
-def _translated(values: Values, source: str, notes: Sequence[str]) -> Translation:
-    """Returns the gin bindings for the values."""
-    translation = Translation(values, source, notes)
+def _keys_of(translation: Translation) -> dict[str, str]:
+    """Returns the gin names that no override sets -> the script's key that does."""
+    bindings = translation.bindings
+    return {name: key.partition(",")[0] for name, (_, key) in bindings.items() if name not in translation.overrides}
+
+
+def _values_of(overrides: Sequence[str]) -> dict[str, object]:
+    """Returns the gin names that the overrides set -> their values; InputError for what is not gin."""
+    parsed = statements.Source()
+    for override in overrides:
+        statements.read_override(parsed, override, "--gin.")
+    return {binding.name: binding.value for binding in parsed.bindings}
+
+
+def _run_so_far(translation: Translation, overrides: Sequence[str], search_paths: Sequence[Path]) -> RunConfig:
+    """Returns the run of the bindings and the overrides, from which steps, shares and whole batches are counted."""
+    bindings = {name: (value, key) for key, (name, value) in keys.DEFAULTS.items()} | translation.bindings
+    text = _text(translation, bindings)
+    return read_translated(text, translation.source, overrides, _keys_of(translation), search_paths=search_paths).config
+
+
+def _translated(
+    values: Values,
+    source: str,
+    notes: Sequence[str],
+    overrides: Sequence[str] = (),
+    search_paths: Sequence[Path] = (),
+) -> Translation:
+    """Returns the gin bindings for the values and the overrides."""
+    translation = Translation(values, source, notes, _values_of(overrides))
     if not translation.trains and translation.values.get("do_eval") is False:
         raise InputError(
             f"{source} gives do_train False and do_eval False, so there is nothing to do; set one to true."
@@ -81,12 +107,19 @@ def _translated(values: Values, source: str, notes: Sequence[str]) -> Translatio
     num_devices = _num_devices()
     _batches(translation, num_devices)
     set_length_of_run(translation)
+    _best(translation)
+    translation.run = _run_so_far(translation, overrides, search_paths)
+    count_epochs(translation)
+    _evaluated_batches(translation)
     _periods(translation)
+    _kept(translation)
     for key, (name, value) in keys.DEFAULTS.items():
         translation.bindings.setdefault(name, (value, f"{key}, as in the scripts"))
-    _best(translation)
+    _best_mode(translation)
     _reports(translation)
-    _hub(translation, output)
+    _hub(translation)
+    for name, value in translation.overrides.items():
+        translation.bindings[name] = (value, f"--gin.{name}")
     if values.get("do_predict"):
         translation.notes.append(f"do_predict: after the run, limba generate {output} --input=FILE writes the texts.")
     return translation
@@ -234,7 +267,11 @@ def _vocabulary(translation: Translation, name: str, key: str) -> str:
 
 def _optimizer(translation: Translation) -> None:
     name, key = translation.get("optim")
-    if translation.values.get("adafactor") or name == "adafactor":
+    is_adafactor = translation.values.get("adafactor") or name == "adafactor"
+    if not (is_adafactor or name is None or name.startswith("adamw")):
+        raise InputError(f"{translation.source} gives {key} {name!r}; give adamw_torch or adafactor.")
+    rule = translation.overrides.get("config.OptimizerConfig.name", "adafactor" if is_adafactor else "adamw")
+    if rule == "adafactor":
         translation.set("config.OptimizerConfig.name", "adafactor", "adafactor")
         # In T5X's rule weight decay is a share of the weights per step; the Flax script's Adafactor ignores it.
         translation.bindings["WEIGHT_DECAY"] = (0.0, "weight_decay, which the Flax script's Adafactor ignores")
@@ -244,10 +281,7 @@ def _optimizer(translation: Translation) -> None:
             del translation.bindings[keys.PLAIN[key_of_adam][0]]
         if keys_of_adam:
             translation.notes.append(f"{', '.join(keys_of_adam)}: Adafactor has none, here and in the scripts.")
-    elif name is not None and not name.startswith("adamw"):
-        raise InputError(f"{translation.source} gives {key} {name!r}; give adamw_torch or adafactor.")
-    is_adamw = translation.bindings.get("config.OptimizerConfig.name", ("adamw",))[0] == "adamw"
-    if is_adamw:  # transformers' Trainer decays no parameter whose name has "bias" in it
+    if rule == "adamw":  # transformers' Trainer decays no parameter whose name has "bias" in it
         origin = "weight_decay, of which transformers' Trainer leaves out relative_attention_bias"
         translation.bindings["config.OptimizerConfig.undecayed"] = ((".*relpos_bias",), origin)
     schedule, key = translation.get("lr_scheduler_type")
@@ -282,12 +316,18 @@ def _batches(translation: Translation, num_devices: int) -> None:
     if evaluated is not None:
         size = evaluated * num_devices
         translation.set("config.EvaluationConfig.batch_size", size, f"{key} x {num_devices} devices")
-    most, key = translation.get("max_eval_samples")
-    if most is not None:
-        size = rows * parts * num_devices if evaluated is None else evaluated * num_devices
-        translation.set("EVAL_STEPS", -(-most // size), f"{key} {most}, in batches of {size} rows")
     length, key = translation.get("max_seq_length")
     translation.set("TASK_FEATURE_LENGTHS", {"inputs": 512 if length is None else length}, key)
+
+
+def _evaluated_batches(translation: Translation) -> None:
+    """Sets EVAL_STEPS, the validation batches in which max_eval_samples are."""
+    most, key = translation.get("max_eval_samples")
+    if most is None:
+        return
+    run = translation.run
+    size = run.data.batch_size if run.evaluation.batch_size is None else run.evaluation.batch_size
+    translation.set("EVAL_STEPS", -(-most // size), f"{key} {most}, in batches of {size} rows")
 
 
 def _periods(translation: Translation) -> None:
@@ -295,6 +335,11 @@ def _periods(translation: Translation) -> None:
     steps = translation.bindings["TRAIN_STEPS"][0]
     for key, name in keys.PERIODS.items():
         value = translation.values.get(key)
+        strategy, _ = translation.get("eval_strategy", "evaluation_strategy")
+        if key == "eval_steps" and strategy == "steps" and not value:
+            value, _ = translation.get("logging_steps")
+            value = keys.DEFAULTS["logging_steps"][1] if value is None else value
+            key = "logging_steps, as in transformers without eval_steps"
         if value is None:
             continue
         if 0 < value < 1:
@@ -323,16 +368,33 @@ def _periods(translation: Translation) -> None:
         translation.bindings["EVAL_PERIOD"] = (NEVER, "do_eval")
 
 
+def _kept(translation: Translation) -> None:
+    """Sets how many checkpoints are kept; where no limit is given, Limba's number, since all would fill a disk."""
+    limit, key = translation.get("save_total_limit")
+    if limit is None:
+        translation.set("CHECKPOINTS_KEPT", keys.CHECKPOINTS_KEPT, f"{key} lacks; the scripts then keep all: None")
+    elif limit <= 0:  # as transformers' Trainer
+        translation.set("CHECKPOINTS_KEPT", None, key)
+    else:
+        translation.set("CHECKPOINTS_KEPT", limit, key)
+
+
 def _best(translation: Translation) -> None:
     """Keeps the best step, if the script loads it at its end."""
     metric, key = translation.get("metric_for_best_model")
-    if not translation.values.get("load_best_model_at_end") and metric is None:
+    if translation.values.get("load_best_model_at_end") or metric is not None:
+        metric = (metric or "loss").removeprefix("eval_")
+        translation.set("config.CheckpointConfig.best_metric", metric, key)
+
+
+def _best_mode(translation: Translation) -> None:
+    """Sets which value of the metric is the best, if the script keeps the best step."""
+    metric = translation.run.checkpoint.best_metric
+    if metric is None or "config.CheckpointConfig.best_metric" not in translation.bindings:
         return
-    metric = (metric or "loss").removeprefix("eval_")
     greater = translation.values.get("greater_is_better")
     if greater is None:  # as transformers' TrainingArguments guess it
         greater = not metric.endswith("loss")
-    translation.set("config.CheckpointConfig.best_metric", metric, key)
     translation.set("config.CheckpointConfig.best_mode", "max" if greater else "min", "greater_is_better")
 
 
@@ -351,14 +413,14 @@ def _reports(translation: Translation) -> None:
         translation.set("REPORT_TO", ",".join(chosen), key)
 
 
-def _hub(translation: Translation, output: str) -> None:
+def _hub(translation: Translation) -> None:
     """Sets the model of the hub that gets the run's model."""
     values = translation.values
     if not (values.get("push_to_hub") or values.get("push_to_hub_final_step")):
         return
     name, key = translation.one_of("hub_model_id", "push_to_hub_model_id")
     if name is None:
-        name = os.path.basename(os.path.abspath(os.path.expanduser(output)))
+        name = os.path.basename(translation.run.model_dir.rstrip("/"))
         key = "push_to_hub, output_dir's name"
     owner = values.get("push_to_hub_organization")
     if owner and "/" not in name:
@@ -377,8 +439,8 @@ def _hub(translation: Translation, output: str) -> None:
         translation.set("HUB_STRATEGY", "every_save", f"hub_strategy {strategy}")
 
 
-def _written(translation: Translation, output: str) -> str:
-    """Writes the gin file into the output directory and prints it; returns its path."""
+def _text(translation: Translation, bindings: Mapping[str, tuple[Any, str]]) -> str:
+    """Returns the gin file of the bindings."""
     lines = [
         f"# Made from {translation.source}; limba train with this file makes the same run.",
         *(f"# {note}" for note in translation.notes),
@@ -388,9 +450,14 @@ def _written(translation: Translation, output: str) -> str:
         "",
         "include 'gin/t5_mlm.gin'",
         "",
-        *(f"{name} = {value!r}  # {key}" for name, (value, key) in translation.bindings.items()),
+        *(f"{name} = {value!r}  # {key}" for name, (value, key) in bindings.items()),
     ]
-    text = "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def _written(translation: Translation, output: str) -> str:
+    """Writes the gin file into the output directory and prints it; returns its path."""
+    text = _text(translation, translation.bindings)
     print(without_credentials(text), end="", flush=True)
     from limba.api import write_whole
 

@@ -80,9 +80,10 @@ def _json(path: str) -> Values:
 
 def _note(source: str, key: str, value: object) -> list[str]:
     """Returns the line of a key without a choice here; none for a value that asks for nothing."""
-    defaults = (None, *keys.BY_DEFAULT, *keys.SILENT.get(key, ()))
-    if any(value == default and type(value) is type(default) for default in defaults):  # 0 is not False here
-        return []
+    defaults = (*keys.BY_DEFAULT, *keys.SILENT.get(key, ()))
+    for meaning in (value, _meant(value)):
+        if any(meaning == default and type(meaning) is type(default) for default in defaults):  # 0 is not False here
+            return []
     if key in keys.REFUSED:
         raise InputError(
             f"{source} gives {key} {value!r}, which has no counterpart here; {keys.REFUSED[key]} ({PAGE})."
@@ -90,9 +91,25 @@ def _note(source: str, key: str, value: object) -> list[str]:
     return [f"{key} {value!r}: {keys.NOTED[key]}."] if key in keys.NOTED else []
 
 
+def _meant(value: object) -> object:
+    """Returns the truth value, number or None that a string spells: the flag of a key that has no kind stays a string.
+
+    >>> _meant("False"), _meant("0"), _meant("-1"), _meant("none"), _meant("O1"), _meant([0])
+    (False, False, -1, None, 'O1', [0])
+    """
+    if not isinstance(value, str):
+        return value
+    word = value.lower()
+    if word in ("none", "null", "{}", "[]"):
+        return None
+    if word in TRUTHS:
+        return TRUTHS[word]
+    return _spelled(int, value)
+
+
 def _use_token(source: str, key: str, value: object) -> None:
     """Sets HF_TOKEN for this process and those that it starts; true stands for the login of this machine."""
-    if value in (False, "", "false", "False", True, "true", "True"):
+    if value == "" or isinstance(_meant(value), bool | None):
         return
     if not isinstance(value, str):
         raise InputError(f"{source} gives a {key} that is not a str; give a token of the hub, or leave it out.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from limba.config import InputError
 from limba.tools.migrate.t5x import tables
@@ -20,6 +20,15 @@ _OF_ONE_FORM = {  # converter -> the features whose lengths it must be given
 }
 _OPTIMIZER = "config.OptimizerConfig."
 _SCHEDULE = "config.ScheduleConfig."
+
+
+def own_activations(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns T5X's `mlp_activations` by the names that they have here.
+
+    >>> own_activations(["swish", "linear"])
+    ('silu', 'linear')
+    """
+    return tuple(ACTIVATIONS.get(name, name) for name in names)
 
 
 def translate_model(translation: Translation) -> bool:
@@ -86,9 +95,7 @@ def _network(translation: Translation, owner: str, network: str, is_decoder: boo
         ours["num_layers"] = f"{field}num_decoder_layers"
     translation.copy(owner, ours, {**tables.T5_CONFIG, "num_layers": 6})
     activations = find(owner, "mlp_activations", default=tables.T5_CONFIG["mlp_activations"])
-    translation.set(
-        f"{field}mlp_activations", activations, tuple(ACTIVATIONS.get(name, name) for name in activations.value)
-    )
+    translation.set(f"{field}mlp_activations", activations, own_activations(activations.value))
     dropout = find(owner, "dropout_rate", default=tables.T5_CONFIG["dropout_rate"])
     translation.set("DROPOUT_RATE", dropout, float(dropout.value))
     translation.fix(f"{field}dropout_rate", _Raw("%DROPOUT_RATE"), "the line above")
