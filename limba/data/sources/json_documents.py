@@ -214,7 +214,7 @@ def numbers_as_text(value: object) -> object:
 
 def are_ids(columns: Sequence[str]) -> bool:
     """Returns whether documents are read as ids, not as text: where `tokens` is the one column."""
-    return tuple(columns) == (TOKENS,)
+    return list(columns) == [TOKENS]
 
 
 def flat(value: Any, holds_ids: bool = False) -> Any:

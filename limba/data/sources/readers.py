@@ -61,7 +61,7 @@ def read_chunks(
                 )
             elif are_ids(columns):
                 raise InputError(
-                    f"{unit.path} holds lines of text, and the column {columns[0]!r} is a name for ids; leave"
+                    f"{unit.path} holds lines of text, and the column 'tokens' is a name for ids; leave"
                     " DataConfig.column out.",
                     field="DataConfig.column",
                 )
