@@ -1,7 +1,7 @@
 """Translation between English and Malay: one task for each direction, and a mixture of both.
 
 `CORPUS` and `COLUMN = {'inputs': 'en', 'targets': 'ms'}` in gin replace the corpus and its
-columns, `PREFIX` the prefix. Another pair of languages is a few lines.
+columns, `PREFIX` a task's prefix. Another pair of languages is a few lines.
 """
 
 import functools

@@ -11,7 +11,7 @@ from limba.config import InputError, did_you_mean
 
 
 def with_two_dashes(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with -name as --name; a text that begins with a dash is left as it is.
+    """Returns the arguments with -name as --name; several words that begin with a dash are left alone.
 
     >>> with_two_dashes(["-input=a", "-h", "-1", "-Ce faci?"])
     ['--input=a', '-h', '-1', '-Ce faci?']

@@ -119,7 +119,7 @@ def _begun(args: argparse.Namespace) -> GinRun:
     if has_begun:
         begun = model.find(out, imports=args.imports)
         described = _read(begun, args, {}, {"RunConfig.model_dir": out})
-        if begun.run is not None:
+        if args.gin and begun.run is not None:
             _check_schedule(described.config.optimizer.schedule, begun.run.optimizer.schedule)
         return described
     source = model.find(branch.run, imports=args.imports)
@@ -130,7 +130,8 @@ def _begun(args: argparse.Namespace) -> GinRun:
     for name in ("branch_step", "branch_steps", "branch_shape", "planned_steps"):
         fixed[f"ScheduleConfig.{name}"] = getattr(schedule, name)
     described = _read(source, args, NOWHERE, fixed)
-    _check_schedule(described.config.optimizer.schedule, schedule)
+    if args.gin:
+        _check_schedule(described.config.optimizer.schedule, schedule)
     with named(described.names):
         branches.check_data(described.config, branch)
         texts = {"config.gin": described.text} if described.text else {}

@@ -78,7 +78,7 @@ class Item(NamedTuple, Generic[T]):
 
 
 class DocumentError(InputError):
-    """A document that cannot be tokenized: its number among those of the call, and a sentence without its subject.
+    """A document that cannot be tokenized: its index in the call, and a sentence without its subject.
 
     >>> str(DocumentError(2, "has the id 9, and the vocabulary ends with 8; tokenize it by that."))
     'A document has the id 9, and the vocabulary ends with 8; tokenize it by that.'

@@ -80,14 +80,6 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
                 f"is one corpus, and {name} is a mixture of several; set DataConfig.mixture_or_task_name to a task, or"
                 " leave DataConfig.data_files out.",
             )
-        own_prefixes = sorted({prefix_of(task) for task in mixture.tasks})
-        if config.prefix is not None and len(own_prefixes) > 1:
-            raise ConfigError(
-                "DataConfig.prefix",
-                f"is one text for all inputs, and the tasks of mixture {name} have different ones"
-                f" ({', '.join(map(repr, own_prefixes))}); leave it None.",
-                ("DataConfig.prefix", None),
-            )
         # The rates are read here, because the mixture does not know the replaced tasks.
         num_tasks = len(mixture.tasks)
         replaced = {task.name: _replaced(task, config, directory, num_tasks) for task in mixture.tasks}
@@ -112,6 +104,21 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
         " register it.",
         ("DataConfig.mixture_or_task_name", close[0]) if close else None,
     )
+
+
+def check_prefix(config: DataConfig) -> None:
+    """Raises ConfigError for a prefix that replaces different prefixes of a mixture's tasks, which tell them apart."""
+    name = config.mixture_or_task_name
+    if not config.prefix or name in TaskRegistry.names() or name not in MixtureRegistry.names():
+        return
+    own = sorted({prefix_of(task) for task in MixtureRegistry.get(name).tasks})
+    if len(own) > 1:
+        raise ConfigError(
+            "DataConfig.prefix",
+            f"is one text for all inputs, and the tasks of mixture {name} have different ones"
+            f" ({', '.join(map(repr, own))}); leave it None.",
+            ("DataConfig.prefix", None),
+        )
 
 
 def resolve_task_of_run(config: DataConfig, model_dir: str) -> Provider:

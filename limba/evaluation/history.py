@@ -15,12 +15,11 @@ from etils import epath
 from limba.config import InputError, RunConfig, reason_of
 from limba.formats.names import Json
 from limba.storage.files import read_bytes
-from limba.training.metrics.records import METRICS
+from limba.training.metrics.records import METRICS, NOTES
 
 # Each record of metrics.jsonl has a "kind". Records of FIGURES become rows of a table, records of NOTES are kept as
 # they are; "samples" and "row_lengths" have forms of their own (`History._add`), and other kinds are ignored.
 FIGURES = ("train", "validation", "text")
-NOTES = ("event", "start", "saved", "end")
 NOT_FIGURES = ("kind", "step", "time")  # keys of a record of FIGURES without a column in its table
 MOST_STEPS = 2**53  # steps are columns of float64, which does not hold every whole number beyond
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LONGEST_REASON = 200  # characters
 AGAIN_SECONDS = (5.0, 20.0)
+AGAIN_STATUSES = (408, 429)  # of HTTP: time-out, too many requests
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # Of the machine, the network or the rights: the same files may be read well a minute later.
@@ -55,11 +56,29 @@ def is_passing(error: BaseException) -> bool:
 
 def is_of_client(error: BaseException) -> bool:
     """Returns whether an error is a bucket client's own: about the network, or the rights."""
-    return type(error).__module__.partition(".")[0] in PASSING_PACKAGES
+    module = type(error).__module__
+    return module.partition(".")[0] in PASSING_PACKAGES and not module.startswith("google.protobuf")
+
+
+def is_outage(error: BaseException) -> bool:
+    """Returns whether a server or a storage does not answer at the moment, and has not refused what it was asked.
+
+    >>> is_outage(ConnectionResetError()), is_outage(ValueError("no number"))
+    (True, False)
+    """
+    if isinstance(error, StorageError | ConnectionError | TimeoutError):
+        return True
+    response = getattr(error, "response", None)
+    statuses = [getattr(error, name, None) for name in ("status", "code", "status_code")]
+    statuses.append(getattr(response, "status_code", None))
+    status = next((status for status in statuses if isinstance(status, int)), None)
+    if status is not None:
+        return status in AGAIN_STATUSES or status >= 500
+    return is_of_client(error)
 
 
 def kind_of(error: BaseException) -> type[InputError | StorageError]:
-    """Returns the kind of error, and so the exit status, of an output that cannot be written, or an input not read.
+    """Returns the kind of error, and so the exit status, of an output that cannot be written.
 
     StorageError for a full disk, a device that fails and a server without an answer: the same command works later.
 

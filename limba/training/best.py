@@ -17,6 +17,7 @@ from limba.storage.failures import limited
 from limba.storage.files import make_folder, read_text, try_to_write, write_whole
 from limba.training.checkpoints import step_directory
 from limba.training.checkpoints.directory import Checkpoints, Positions
+from limba.training.checkpoints.saver import GRACE_SECONDS
 from limba.training.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Best:
         self._checkpoints: Checkpoints | None = None
         self._is_copied = True  # what stands beside the step that was saved last
         self._is_written = True  # the record
+        self._has_others = False  # steps beside the one that was saved last
         self._warns = True  # where they cannot be: once in an outage
         self._record = self._continued(_record_of(self._path)) if self._path.exists() else {}
 
@@ -112,6 +114,9 @@ class Best:
         if self._is_copied and not self._is_written:
             self._is_written = try_to_write(self._path, json.dumps(self._record, indent=1) + "\n", self._warns)
         self._warns = self._is_copied and self._is_written
+        if self._is_written and self._has_others:  # the step of the record before is not needed any more
+            self._has_others = False
+            self._remove_all_but(self._record["step"])
 
     def _copy(self) -> bool:
         """Copies the files that let model_dir/best be read like a run; returns whether it succeeded."""
@@ -148,14 +153,12 @@ class Best:
         self._checkpoints.save(step, state, positions)
         self._checkpoints.wait()
         self._checkpoints.poll()
-        if jax.process_index() == 0:
-            self._remove_all_but(step)
+        self._has_others = True
 
     def _remove_all_but(self, step: int) -> None:
         """Removes the other steps: also later ones, which a run has saved that ended before it could record them."""
         assert self._checkpoints is not None, "it has saved the step"
         directory = self._checkpoints.directory
-        seconds = self._config.checkpoint.save_timeout_seconds
 
         def remove(others: Sequence[int]) -> None:
             for other in others:
@@ -164,12 +167,12 @@ class Best:
 
         try:
             # Listed apart: a removal that stood still, and goes on later, must not see the next best step.
-            listed = limited(lambda: sorted(limba_checkpoint.steps_in(directory)), seconds, "the listing")
+            listed = limited(lambda: sorted(limba_checkpoint.steps_in(directory)), GRACE_SECONDS, "the listing")
             others = [other for other in listed if other != step]
-            limited(lambda: remove(others), seconds, "the removal")
+            limited(lambda: remove(others), GRACE_SECONDS, "the removal")
         except RestartError:  # the run's own look at its lease ends it
             pass
-        except Exception as error:  # noqa: BLE001  the new step is good all the same
+        except Exception as error:  # noqa: BLE001  the new step is good all the same; the next one removes them
             logger.warning("The steps beside %d in %s cannot be removed (%s).", step, directory, reason_of(error))
 
 

@@ -122,9 +122,9 @@ def facts_of_data(task: Provider, config: DataConfig) -> dict[str, str]:
             names = list(part.source.list_shards(config.train_split))
             facts |= {f"the corpus part {name} of {part.name}": "" for name in names}
             for mark in part.source.marks(config.train_split):
-                name = f"the file {without_credentials(mark.path)} of {part.name} with content"
-                size = "an unknown number of" if mark.size is None else f"{mark.size:,}"
-                facts[name] = f"{size} bytes {mark.content}"
+                if mark.has_content:
+                    name = f"the file {without_credentials(mark.path)} of {part.name} with content"
+                    facts[name] = f"{mark.size:,} bytes {mark.content}"
             order = hashlib.blake2b("\n".join(names).encode(), digest_size=6).hexdigest()
             facts[f"the order of the corpus of {part.name}"] = order
     return facts

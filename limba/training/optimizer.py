@@ -32,7 +32,7 @@ def optimizer_of(run: RunConfig, model: Network) -> optax.GradientTransformation
 
     Raises ConfigError for a pattern of names that none of them has.
     """
-    if run.optimizer.undecayed:
+    if run.optimizer.undecayed and run.optimizer.weight_decay:
         names = list(named_leaves(jax.eval_shape(model.init, jax.random.key(0))))
         _check_patterns("OptimizerConfig.undecayed", run.optimizer.undecayed, names)
     shardings = None if model.mesh is None else trained_shardings(model, model.mesh, run.mesh.shard_update)

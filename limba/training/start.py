@@ -67,6 +67,8 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
         with together():
             ensure_vocabulary(data, trains=first)
     with together():
+        if not (epath.Path(config.model_dir) / saved_config.FILE).exists():  # one that was begun so goes on
+            data_tasks.check_prefix(data)
         task = data_tasks.resolve_task_of_run(data, config.model_dir)
     task = pinned_for_run(task, config.model_dir)
     with together():

@@ -349,7 +349,6 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"label_smoothing_factor": 1}, "label_smoothing_factor is 1"),
     ({"logging_steps": 0}, "logging_steps is 0"),
     ({"save_steps": 0}, "save_steps is 0"),
-    ({"save_total_limit": 0}, "save_total_limit is 0"),
     ({"eval_steps": -1}, "eval_steps is -1"),
     ({"validation_split_percentage": 100}, "validation_split_percentage is 100"),
     ({"seed": -1}, "seed is -1"),

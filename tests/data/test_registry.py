@@ -18,7 +18,7 @@ from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.objectives.supervised import prefix_of
 from limba.data.registry import Feature, Mixture, MixtureRegistry, Task, TaskRegistry
 from limba.data.sources import FileSource
-from limba.data.tasks import resolve_task
+from limba.data.tasks import check_prefix, resolve_task
 from limba.data.vocabulary.vocabularies import ByteVocabulary
 from tests.shipped import ROOT
 
@@ -157,7 +157,9 @@ def test_one_prefix_for_tasks_with_prefixes_of_their_own_is_refused() -> None:
     data = DataConfig("en_ms_both", {"inputs": 8, "targets": 8}, 4, vocabulary="byte", prefix="translate: ")
     sentence = "is one text for all inputs, and the tasks of mixture en_ms_both have different ones .* leave it None"
     with pytest.raises(ConfigError, match=sentence):
-        resolve_task(data)
+        check_prefix(data)
+    resolve_task(data)  # a run that was trained so is still read
+    check_prefix(dataclasses.replace(data, prefix=""))
     own = resolve_task(dataclasses.replace(data, prefix=None))
     assert [prefix_of(task) for task in own.tasks] == ["translate English to Malay: ", "translate Malay to English: "]
 

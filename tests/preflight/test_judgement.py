@@ -360,6 +360,8 @@ def test_memory_by_arithmetic_counts_what_the_step_really_computes() -> None:
     plain = dataclasses.replace(BASE, remat="none")
     wider = dataclasses.replace(plain, head_dim=96, num_heads=8)  # the same width together
     assert gib(model=wider, rows=64) > 1.3 * gib(model=plain, rows=64)
+    without_scores = dataclasses.replace(wider, attention="memory_efficient")
+    assert gib(model=without_scores, rows=64) < 1.1 * gib(model=plain, rows=64)
     assert pallas_tpu.fits(arithmetic.MOST_KEYS, None) and not pallas_tpu.fits(arithmetic.MOST_KEYS + 1, None)
     chips = topology("v4-8")
     shorter, longer = (gib(chips, model=plain, rows=8, lengths=(length, 114)) for length in (2_048, 2_304))

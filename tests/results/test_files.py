@@ -214,6 +214,6 @@ def test_a_word_of_digits_stays_where_the_first_column_is_the_word(tmp_path: Pat
         (sentence,) = files.sentences(named, 0, -1)
         assert [cells[0] for cells in sentence.cells] == words
     treebank = tmp_path / "test.conllu"
-    treebank.write_text("# text = du bon\n1-2\tdu\n1\tde\n2\tle\n2.1\t_\n3\tbon\n")
+    treebank.write_text("# text = du bon\n1-2\tdu\n1\tde\n# a note\n2\tle\n2.1\t_\n3\tbon\n")
     (sentence,) = files.sentences(treebank, 1)
     assert [cells[0] for cells in sentence.cells] == ["de", "le", "bon"]

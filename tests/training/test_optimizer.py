@@ -320,10 +320,14 @@ def test_a_state_has_one_entry_for_each_stack() -> None:
 def test_names_without_weight_decay_are_checked() -> None:
     """A pattern begins at a name's start: 'relpos_bias' means no parameter, and would be decayed all the same."""
     data = DataConfig("t", {"inputs": 8, "targets": 8}, 4)
-    run = RunConfig(tiny.MODEL, data, "run", 10, optimizer=optimizer_config("adamw", undecayed=("relpos_bias",)))
+    run = RunConfig(
+        tiny.MODEL, data, "run", 10, optimizer=optimizer_config("adamw", weight_decay=0.1, undecayed=("relpos_bias",))
+    )
     with pytest.raises(ConfigError, match="undecayed holds 'relpos_bias', and no parameter's name begins with it"):
         optimizer_of(run, Network(tiny.MODEL))
-    named = dataclasses.replace(run, optimizer=optimizer_config("adamw", undecayed=(".*relpos_bias",)))
+    named = dataclasses.replace(
+        run, optimizer=optimizer_config("adamw", weight_decay=0.1, undecayed=(".*relpos_bias",))
+    )
     optimizer_of(named, Network(tiny.MODEL))
 
 

@@ -151,7 +151,7 @@ class _Records:
             features = features_of(record)
         except Exception as error:  # protobuf's own error class depends on how it was built
             raise InputError(f"{path} holds a record that is not a tf.train.Example; write it again.") from error
-        names = [stored_name(column) for column in self._columns]
+        names = [stored_name(column, features) for column in self._columns]
         for name, column in zip(names, self._columns, strict=True):
             if name not in features:
                 raise ConfigError(

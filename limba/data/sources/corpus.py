@@ -90,7 +90,7 @@ class Changes:
         return bool(self.changed or self.appeared or self.vanished)
 
     def sentence(self, since: str) -> str:
-        """Returns what has changed, such as "since step 110", file by file; without a period.
+        """Returns what has changed, file by file, without a period; `since` is such as "since step 110".
 
         >>> then, now = Mark("corpus/a.jsonl.gz", 1234, "65536:ab"), Mark("corpus/a.jsonl.gz", 2345, "65536:cd")
         >>> Changes([(then, now)], appeared=[Mark("corpus/b.jsonl.gz", 5, None)]).sentence("since step 110")

@@ -111,7 +111,7 @@ class Documents(Dataset):
         super().__init__(dict.fromkeys(share.source.keys, TEXT))
         self._share = share
         self._most_without_example = math.inf
-        self.has_example = False  # of an `examples` data set
+        self.has_example = False  # whether `examples` has given one
 
     def examples(self, examples: Dataset[T], most_documents: int) -> Dataset[T]:
         """Returns the examples that preprocessors make of these documents.
@@ -230,7 +230,8 @@ class _UnitShare(Share):
     def no_document(self) -> InputError:
         reading = self.reading
         shard = f"data shard {reading.shard} of {reading.num_shards} in split {reading.split!r}"
-        if skipped := self.source.skipped:
+        skipped = self.source.skipped
+        if len(skipped) >= len(self.units) > 0:
             unit, reason = skipped[0]
             return InputError(
                 f"{self.source.name} has no document that can be read for {shard}, since {len(skipped):,} unit(s) of it"

@@ -21,7 +21,8 @@ MANY_FILES = 20_000
 SHORT_END_BYTES = 1 << 12
 FILES_AT_ONCE = 16
 # In a server's listing, the best first: checksums stay when a file is copied elsewhere, the others do not.
-VERSIONS = ("sha256", "crc32c", "md5Hash", "Content-MD5", "blob_id", "ETag", "etag", "generation", "versionId")
+CHECKSUMS = ("sha256", "crc32c", "md5Hash", "Content-MD5")
+VERSIONS = (*CHECKSUMS, "blob_id", "ETag", "etag", "generation", "versionId")
 TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
 
 
@@ -48,6 +49,12 @@ class Mark:
     size: int | None
     content: str | None
     time: int | None = None
+
+    @property
+    def has_content(self) -> bool:
+        """True if any two machines that read this file know it by the same mark: not by a server's ETag, or a time."""
+        kind, _, _ = (self.content or "").partition(":")
+        return self.size is not None and (kind.isdigit() or kind in CHECKSUMS)
 
     @property
     def has_unread_middle(self) -> bool:

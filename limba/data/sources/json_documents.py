@@ -6,7 +6,7 @@ import array
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from limba.config import InputError
@@ -195,9 +195,12 @@ def is_column(record: Mapping[str, object], column: str) -> bool:
     return any(bool(present) and all(isinstance(entry, kind) for entry in present) for kind in kinds)
 
 
-def stored_name(column: str) -> str:
-    """Returns a column's name in the file: `words[]` are the words of the column `words`, as one text."""
-    return column.removesuffix("[]")
+def stored_name(column: str, there: Container[str] = ()) -> str:
+    """Returns a column's name in the file: `words[]` are the words of the column `words`, as one text.
+
+    Of the columns that are `there` one may be called so itself.
+    """
+    return column if column in there else column.removesuffix("[]")
 
 
 def numbers_as_text(value: object) -> object:
@@ -256,7 +259,7 @@ def not_document(
         better = f"'{column}[]'"
     elif holds_ids and isinstance(value, list):
         if _are_numbers(value):
-            held = f"an id of more than 32 bits in column {column!r}"
+            held = f"a number in column {column!r} that is no id, an int32"
         elif any(isinstance(word, str) for word in value):
             held = f"words in column {column!r}, a name for ids"
             better = f"'{column}[]'"

@@ -38,7 +38,7 @@ def read_footer(path: str, policy: ReadPolicy) -> tuple[int, FileMetaData]:
 
 
 def row_group_of(path: str, metadata: FileMetaData, group: int) -> RowGroupMetaData:
-    """Returns what the footer says of a row group; UnitError where the file has it no more."""
+    """Returns what the footer says of a row group; UnitError where the file no longer has it."""
     if group >= metadata.num_row_groups:
         raise UnitError(
             f"{path} has {metadata.num_row_groups} row groups, fewer than when the corpus was listed, so it was"
@@ -50,7 +50,7 @@ def row_group_of(path: str, metadata: FileMetaData, group: int) -> RowGroupMetaD
 def parquet_values(
     path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: FileMetaData
 ) -> Iterator[tuple[str | bytes, ...]]:
-    """Yields the texts of some columns of a row group, row by row; rows with a null are left out, but for a policy.
+    """Yields the texts of some columns of a row group, row by row; rows with a null are left out.
 
     With a policy that keeps rows without text, "" stands for a null.
 

@@ -162,15 +162,15 @@ class Splits:
         """Returns the split's files, in order."""
         return self._listed(self.patterns_of_split(split))
 
-    def listing(self, split: str) -> Listing:
+    def listed_files(self, split: str) -> Listing:
         """Returns the split's files for another process, which must read the same ones."""
         return Listing(self._patterns, self.listed(split))
 
-    def read_listed(self, split: str, listing: Listing) -> None:
+    def read_listed(self, split: str, found: Listing) -> None:
         """Reads the files that another process has listed, and none that has appeared since."""
-        self._patterns = listing.patterns
+        self._patterns = found.patterns
         with self._lock:
-            self._files[tuple(self.patterns_of_split(split))] = list(listing.files)
+            self._files[tuple(self.patterns_of_split(split))] = list(found.files)
 
     def sizes(self, split: str) -> list[int] | None:
         """Returns the documents of each unit, as the files say themselves; None where they do not."""

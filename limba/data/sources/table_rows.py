@@ -26,7 +26,7 @@ def table_texts(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) 
         columns, rows = _first_column(unit, header, rows, form)
     places = list[int]()
     for column in columns:
-        stored = json_documents.stored_name(column)
+        stored = json_documents.stored_name(column, header)
         if stored not in header:
             raise no_column(unit.path, column, header)
         check_names(unit.path, [name for name in header if name == stored])
@@ -57,10 +57,7 @@ def header_and_rows(unit: Unit, file: IO[bytes], form: str) -> tuple[list[str] |
 
 
 def table_rows(unit: Unit, file: IO[bytes], form: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows of csv or tsv with their line numbers; says once how csv is separated if that had to be found.
-
-    Nothing is said of commas.
-    """
+    """Yields the rows of csv or tsv with their line numbers; says once how csv is separated, unless by commas."""
     lines = (decoded(unit, offset, line) for offset, line in lines_of(unit, file, keeps_ends=True))
     try:
         if form == "tsv":

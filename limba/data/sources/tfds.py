@@ -95,7 +95,7 @@ class TfdsSource(UnitSource):
                 f" its folder{self._instead}."
             )
         features = cast(Mapping[str, object], builder.info.features)
-        if missing := [name for name in self.columns if stored_name(name) not in features]:
+        if missing := [name for name in self.columns if stored_name(name, features) not in features]:
             names = ", ".join(map(repr, sorted(features)))
             raise InputError(f"{self.name} has no feature {missing[0]!r}; it has {names}: name one of these.")
         if are_ids(self.columns) and isinstance(features[TOKENS], tfds.features.Text):
@@ -175,7 +175,7 @@ class TfdsSource(UnitSource):
         features = self.builder.info.features
         for record in self._file_records(unit):
             row = features.deserialize_example_np(record)
-            values = [row[stored_name(name)] for name in columns]
+            values = [row[stored_name(name, row)] for name in columns]
             for name, value in zip(columns, values, strict=True):
                 if not isinstance(value, bytes):
                     raise not_document(unit.path, value, name, are_ids(columns))

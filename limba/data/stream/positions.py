@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from limba.config import InputError, SentenceError, reason_of
+from limba.data.objectives.supervised import prefix_of
 from limba.data.sources.corpus import Changes, Corpora, changes, unpacked_table
 from limba.data.sources.fingerprints import Mark
 from limba.data.sources.units import UnitSource
@@ -152,6 +153,8 @@ class DataPositions:
         identity = position["about"]
         for name, now in {**self._identity(), "shard": shard}.items():
             then = position.get(name) if name == "shard" else identity.get(name)
+            if name == "prefix" and now is None and then == prefix_of(self._recipe.task):
+                continue  # the task's own, which the run had named
             if then != now:
                 raise InputError(
                     f"The data position was saved with {name} {then!r} and this run has {now!r}; change it "
@@ -160,7 +163,7 @@ class DataPositions:
                 )
 
     def _compared(self, saved: Mapping[int, Saved], since: str) -> tuple[str, list[str]]:
-        """Returns (what has changed in the corpus, such as "since step 110"; sentences for the log)."""
+        """Returns (what has changed in the corpus, sentences for the log); `since` is such as "since step 110"."""
         identity = next(iter(saved.values())).about
         now = _corpora_of(self._sources, self._config.train_split, identity["end_bytes"])
         all_changes = Changes()

@@ -191,7 +191,12 @@ class ReaderProcesses(Stream):
             )
             return
         logger.warning("%s: it is started again, and reads on with the same row.", what)
-        reader.start()
+        try:
+            reader.start()
+        except OSError as refused:  # no memory, no room for its listing
+            sentence = f"{what}, and cannot be started again ({refused}); start the same command again."
+            reader.lost = RestartError(sentence)
+            return
         try:
             reader.set_limit(self._start_limit)
             reader.go_to(self._kept, self._since)

@@ -67,7 +67,7 @@ def open_stream(
     num_processes = min(config.num_reader_processes, len(shards))
     if num_processes == 1:
         return TrainStream(task, lengths, config, shards, deal=deal)
-    listings = {name: source.listing(config.train_split) for name, source in unit_sources(task).items()}
+    listings = {name: source.listed_files(config.train_split) for name, source in unit_sources(task).items()}
     opening = Opening(
         config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task), is_exact
     )

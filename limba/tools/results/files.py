@@ -255,10 +255,12 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
     rows_of_sentence: list[list[str]] = []
     begins = 1
     document = ""
+    has_id = 0 not in columns  # else the first cell of a line may be a word such as 2-1, 3.5 and #
     for number, line in enumerate([*lines_of(path), ""], 1):
         if line.startswith("# global.columns"):
             names = line.partition("=")[2].split()
-        elif line.startswith("#") and "\t" not in line and not rows_of_sentence:  # within a sentence it is a token
+            has_id = not any(column in (0, *names[:1]) for column in columns)
+        elif line.startswith("#") and "\t" not in line and (has_id or not rows_of_sentence):
             if line.removeprefix("#").split()[:1] == ["newdoc"]:
                 document = f"{path} line {number}"
         elif not line.strip():
@@ -269,7 +271,6 @@ def sentences(path: Path, *columns: str | int) -> Iterator[Sentence]:
         else:
             begins = begins if rows_of_sentence else number
             cells = line.split("\t") if "\t" in line else line.split(" ")
-            has_id = not any(column in (0, *names[:1]) for column in columns)  # else its first cell may be 2-1 or 3.5
             if not has_id or cells[0].isdecimal() or not cells[0].replace("-", "").replace(".", "").isdecimal():
                 rows_of_sentence.append([_cell(cells, column, names, f"{path} line {number}") for column in columns])
 

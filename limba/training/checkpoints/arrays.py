@@ -312,7 +312,7 @@ def _stored_name(name: str, stores: Stores) -> str | None:
 
     None for a number of OPTIONAL that is absent. These numbers are found by their last name, and an average by its
     parameter: where they are in the optimizer's chain depends on what is before them. A part without arrays, such as
-    Adafactor's weight decay, moves them, and nothing else.
+    Adafactor's weight decay, moves only these.
     """
     if name in stores or not OPTIONAL.search(name):
         return name

@@ -68,7 +68,7 @@ class Checkpoints:
         may_commit: Callable[[], None] = lambda: None,
     ):
         self.check_lease = check_lease  # RestartError if another run has taken over model_dir
-        self.may_commit = may_commit  # the same of the storage itself, before a step gets its name or loses it
+        self.may_commit = may_commit  # the same, asked of the storage before a step is named, renamed or removed
         self.directory = epath.Path(model_dir) / "checkpoints"
         self._config = config
         self._data = data
@@ -231,27 +231,32 @@ class Checkpoints:
                 f" ({reason}); start the same command again."
             )
         self._goes_on_from(step)
-        if jax.process_index() == 0:
-            for later_step, later_path in listing:
-                if later_step > step:
-                    self._rewind(later_step, later_path)
-        self._shared("")
+        later = [path for later_step, path in listing if later_step > step]
+        reasons = self._rewound(later) if jax.process_index() == 0 else ("", "")
+        lost, reason = json.loads(self._shared(json.dumps(reasons))[0])
+        if lost:
+            raise RestartError(lost)
+        if reason:
+            raise StorageError(reason)
         self._look()
         self._note_unchecked(path)
         return restored
 
-    def _rewind(self, step: int, path: epath.Path) -> None:
-        """Renames a step that the run has gone back before; errors as `restore_step`."""
-        try:
-            self.may_commit()  # else it may be a successor's
-            step_directory.set_aside(path, "rewound")
-        except RestartError:
-            raise
-        except Exception as error:  # a bucket's client has errors of its own
-            raise StorageError(
-                f"Step {step} in {self.directory} cannot be renamed ({short_reason(error)}); start the same command"
-                " again."
-            ) from error
+    def _rewound(self, later: Sequence[epath.Path]) -> tuple[str, str]:
+        """Renames steps that the run has gone back before.
+
+        Returns ("", ""), or why another run has the directory, or why a step cannot be renamed.
+        """
+        for path in later:
+            try:
+                self.may_commit()  # else it may be a successor's
+                step_directory.set_aside(path, "rewound")
+            except RestartError as error:
+                return str(error), ""
+            except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
+                sentence = f"Step {path.name} in {self.directory} cannot be renamed ({short_reason(error)}); start the"
+                return "", f"{sentence} same command again."
+        return "", ""
 
     def _goes_on_from(self, step: int) -> None:
         self._current = step

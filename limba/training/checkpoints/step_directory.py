@@ -234,9 +234,9 @@ def _remove_objects(path: epath.Path, objects: literal_names.Objects) -> None:
 
 
 def old_steps(steps: Iterable[int], saved: int, keep: int) -> list[int]:
-    """Returns which steps are removed once `saved` is there: those before it, but for the newest `keep` of them and it.
+    """Returns which steps are removed once `saved` is there: all up to it but the newest `keep`.
 
-    A later step is left alone. It is of before the run went back: damaged, and it could not be renamed.
+    A later step is left alone: it is damaged, and could not be renamed when the run went back.
 
     >>> old_steps([15, 20, 25, 40], saved=25, keep=2)
     [15]

@@ -90,7 +90,7 @@ def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *rows])
 
 
-NOT_UNDONE = ("event", "start", "saved", "end")  # kinds of records of what has happened, also where it was undone
+NOTES = ("event", "start", "saved", "end")  # kinds of records of what has happened, also where it was undone
 
 
 def read_metrics(model_dir: str) -> list[dict]:
@@ -114,14 +114,14 @@ def read_metrics(model_dir: str) -> list[dict]:
                 records = {
                     (kind, step): earlier
                     for (kind, step), earlier in records.items()
-                    if kind == "event" or step <= record["returned_to"]
+                    if kind in NOTES or step <= record["returned_to"]
                 }
             if record["kind"] == "train":
                 if record["step"] <= last_trained:
                     records = {
                         (kind, step): earlier
                         for (kind, step), earlier in records.items()
-                        if kind in NOT_UNDONE or step < record["step"]
+                        if kind in NOTES or step < record["step"]
                     }
                 last_trained = record["step"]
             records[record["kind"], record["step"]] = record

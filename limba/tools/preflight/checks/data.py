@@ -86,7 +86,7 @@ def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
         check_patterns(source, split)
         units = source.units(split)
         files = source.listed(split)
-        sizes = [file.size for file in files if file.size]
+        sizes = [file.size for file in files if file.size is not None]
         counts = f"{_number(len(files), 'file')}, {_number(len(units), 'unit')}"
         if len(sizes) == len(files):
             counts += f", {sum(sizes) / 1e6:,.1f} MB"

@@ -80,7 +80,9 @@ def _has_kernels(network: ModelConfig, lengths: tuple[int, int], chips: Topology
     if is_too_long and network.attention != "memory_efficient":
         return False
     has_other_heads = chips.platform == "gpu" and network.head_dim not in GPU_HEADS
-    return chips.has_kernels and not has_other_heads
+    if has_other_heads and network.attention != "memory_efficient":
+        return False
+    return chips.has_kernels
 
 
 def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool, size: int) -> tuple[float, float]:
