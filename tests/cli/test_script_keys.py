@@ -212,15 +212,46 @@ def test_epochs_are_counted_with_what_is_overridden(rows_of_a_file, override: st
     assert rows["NUM_EPOCHS"] == (10 if override == "NUM_EPOCHS=10" else 3)
 
 
-def test_train_steps_replace_epochs_as_max_steps_do(rows_of_a_file) -> None:
+def test_a_try_of_two_steps_and_the_run_that_resumes_it_have_the_same_epochs(rows_of_a_file) -> None:
+    """A run that resumes must have the same DataConfig.num_epochs."""
+    rows = rows_of_a_file("TRAIN_STEPS=2")
+    assert (rows["TRAIN_STEPS"], rows["NUM_EPOCHS"]) == (2, 3)
+    assert rows_of_a_file()["NUM_EPOCHS"] == 3
+
+
+def test_train_steps_are_the_run_s_and_epochs_stay_unless_an_override_takes_them_away(rows_of_a_file) -> None:
     rows = rows_of_a_file("TRAIN_STEPS=1000", num_train_epochs=3, warmup_ratio=0.1)
-    assert (rows["TRAIN_STEPS"], rows["WARMUP_STEPS"]) == (1_000, 100) and "NUM_EPOCHS" not in rows
-    rows = rows_of_a_file("TRAIN_STEPS=1000", "NUM_EPOCHS=3", num_train_epochs=3)
-    assert (rows["TRAIN_STEPS"], rows["NUM_EPOCHS"]) == (1_000, 3)
+    assert (rows["TRAIN_STEPS"], rows["WARMUP_STEPS"], rows["NUM_EPOCHS"]) == (1_000, 100, 3)
+    rows = rows_of_a_file("TRAIN_STEPS=1000", "NUM_EPOCHS=None", num_train_epochs=3)
+    assert (rows["TRAIN_STEPS"], rows["NUM_EPOCHS"]) == (1_000, None)
     rows = rows_of_a_file("BATCH_SIZE=10", max_steps=90, save_strategy="epoch")
     assert (rows["TRAIN_STEPS"], rows["CHECKPOINT_PERIOD"]) == (90, 40)
     with pytest.raises(InputError, match="An epoch's steps are counted from CORPUS, VOCABULARY and"):
         rows_of_a_file("CORPUS=None", num_train_epochs=3)
+
+
+def test_a_billion_steps_are_steps(rows_of_a_file, translated) -> None:
+    """It is also what stands for a length that is not counted yet."""
+    billion = 10**9
+    rows = rows_of_a_file("NUM_EPOCHS=None", f"TRAIN_STEPS={billion}", num_train_epochs=3, warmup_ratio=0.1)
+    assert (rows["TRAIN_STEPS"], rows["WARMUP_STEPS"]) == (billion, billion // 10)
+    result = translated(f"config.RunConfig.train_steps={billion}", max_steps=None)
+    assert result.bindings["TRAIN_STEPS"] == (billion, "--gin.config.RunConfig.train_steps")
+    assert translated(max_steps=billion).bindings["TRAIN_STEPS"] == (billion, "max_steps")
+
+
+@pytest.mark.parametrize("name", ["MODEL_DIR", "config.RunConfig.model_dir"])
+def test_the_file_and_the_notes_name_the_folder_that_the_run_has(translated, tmp_path: Path, name: str) -> None:
+    translated()  # writes the model's config.json
+    Path("c.txt").write_text("One text.\n")
+    run = translation.read_script(None, BASE | {"do_predict": True}, [f"{name}=runs/other"])
+    folder = tmp_path / "runs" / "other"
+    assert run.config.model_dir == str(folder) and not Path("out").exists()
+    assert f"limba generate {folder} --input=FILE" in (folder / "from_json.gin").read_text()
+    Path("file").touch()
+    key = "output_dir" if name != "MODEL_DIR" else "--gin.MODEL_DIR"
+    with pytest.raises(InputError, match=f"^{key} .*/file cannot be written"):
+        translation.read_script(None, BASE, [f"{name}=file"])
 
 
 def test_what_follows_from_an_overridden_choice_follows_the_override(translated) -> None:
@@ -320,9 +351,11 @@ def test_without_eval_steps_logging_steps_count(translated, key: str) -> None:
     assert bound(translated(**{key: "no"}, logging_steps=100))["EVAL_PERIOD"] > 20
 
 
-def test_a_limit_of_checkpoints_that_lacks_is_named(translated) -> None:
+def test_a_limit_of_checkpoints_that_is_not_given_is_named(translated) -> None:
     kept, origin = translated().bindings["CHECKPOINTS_KEPT"]
-    assert kept == 5 and origin == "save_total_limit lacks; the scripts then keep all: None"
+    assert kept == 5
+    assert origin == "save_total_limit, which is not given; the scripts keep all (CHECKPOINTS_KEPT = None)"
+    assert translation._keys_of(translated())["CHECKPOINTS_KEPT"] == "save_total_limit"
     for limit, wanted in ((2, 2), (0, None), (-1, None), ("3", 3)):
         assert bound(translated(save_total_limit=limit))["CHECKPOINTS_KEPT"] == wanted
 
@@ -357,7 +390,7 @@ def test_the_hub_keys_become_gin_names_and_the_token_is_never_shown(translated, 
     result = translated(push_to_hub=True, hub_token="hf_secret", hub_private_repo=True)
     assert bound(result)["HUB_MODEL_ID"] == "out" and bound(result)["HUB_PRIVATE"] is True
     assert os.environ["HF_TOKEN"] == "hf_secret" and bound(result)["HUB_STRATEGY"] == "end"
-    translation._written(result, "out")
+    translation._written(result)
     assert "secret" not in Path("out/from_json.gin").read_text() + capsys.readouterr().out
     values_read = bound(translated(push_to_hub=True, hub_model_id="me/t5", hub_strategy="every_save"))
     assert values_read["HUB_MODEL_ID"] == "me/t5" and values_read["HUB_STRATEGY"] == "every_save"

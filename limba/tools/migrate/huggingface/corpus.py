@@ -16,6 +16,7 @@ from limba.tools.migrate.huggingface.values import Values
 
 BYTES_COUNTED = 50_000_000  # of text, from which the rest of a corpus is estimated
 NEVER = 10**9  # steps
+STEPS_OF_RUN = ("TRAIN_STEPS", "config.RunConfig.train_steps")  # the gin names that set RunConfig.train_steps
 
 
 class Translation:
@@ -25,6 +26,7 @@ class Translation:
     """
 
     run: RunConfig  # set before anything is counted from it; see `translation._run_so_far`
+    counts_epochs = False  # whether TRAIN_STEPS follows from the epochs; see `set_length_of_run`
 
     def __init__(
         self,
@@ -120,10 +122,10 @@ def _files_of(folder: str, configuration: str | None) -> dict[str, str]:
 
 
 def set_length_of_run(translation: Translation) -> None:
-    """Sets TRAIN_STEPS, or NUM_EPOCHS for whole epochs; TRAIN_STEPS is NEVER until the epochs are counted."""
+    """Sets TRAIN_STEPS, or NUM_EPOCHS for whole epochs; TRAIN_STEPS is NEVER until `count_epochs`."""
     steps, key = translation.one_of("max_steps", "max_train_steps")
     if not translation.trains:
-        translation.set("TRAIN_STEPS", 1, "do_train; nothing is trained")
+        translation.set("TRAIN_STEPS", 1, "do_train, without which nothing is trained")
         return
     if steps is not None and steps > 0:
         translation.set("TRAIN_STEPS", steps, key)
@@ -132,6 +134,7 @@ def set_length_of_run(translation: Translation) -> None:
     epochs = 3.0 if epochs is None else epochs
     if not epochs > 0:
         raise InputError(f"{translation.source} gives {key} {epochs!r}; give a number above 0, or max_steps.")
+    translation.counts_epochs = True
     translation.set("TRAIN_STEPS", NEVER, f"{key} {epochs:g}, by the corpus's size")
     if epochs == int(epochs):
         translation.set("NUM_EPOCHS", int(epochs), key)
@@ -139,13 +142,13 @@ def set_length_of_run(translation: Translation) -> None:
 
 def count_epochs(translation: Translation) -> None:
     """Sets TRAIN_STEPS to what the run has with the overrides, and counts the epochs if nothing else ends it."""
-    steps, key = translation.bindings["TRAIN_STEPS"]
     train_steps = translation.run.train_steps
-    if train_steps not in (None, NEVER):
-        if train_steps != steps:
-            key = "--gin.TRAIN_STEPS"
-            translation.bindings.pop("NUM_EPOCHS", None)  # as max_steps replaces num_train_epochs in the scripts
-        translation.bindings["TRAIN_STEPS"] = (train_steps, key)
+    override = next((name for name in STEPS_OF_RUN if name in translation.overrides), None)
+    if train_steps is not None and override is not None:
+        # NUM_EPOCHS stays: a run that resumes must have the same, also after a first try of a few steps.
+        translation.bindings["TRAIN_STEPS"] = (train_steps, f"--gin.{override}")
+        return
+    if train_steps is not None and not translation.counts_epochs:
         return
     epochs = translation.run.data.num_epochs
     key = "NUM_EPOCHS"

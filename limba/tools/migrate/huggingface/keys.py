@@ -32,7 +32,7 @@ DEFAULTS: Mapping[str, tuple[str, float]] = {
     "save_steps": ("CHECKPOINT_PERIOD", 500),
     "seed": ("RANDOM_SEED", 42),
 }
-CHECKPOINTS_KEPT = 5  # where save_total_limit lacks; the scripts then keep all
+CHECKPOINTS_KEPT = 5  # without save_total_limit; the scripts then keep all
 # Periods: key -> its gin name. A number below 1 is a share of the run's steps, as in TrainingArguments.
 PERIODS = {
     "logging_steps": "LOG_PERIOD",

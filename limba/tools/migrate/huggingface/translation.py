@@ -31,13 +31,13 @@ def read_script(
 ) -> GinRun:
     """Returns the run that a JSON file or a script's flags describe, with `NAME=VALUE` overrides.
 
-    `names` of the result are the script's keys. Writes the run, overrides included, as OUTPUT_DIR/from_json.gin and
+    `names` of the result are the script's keys. Writes the run, overrides included, as MODEL_DIR/from_json.gin and
     prints it. Corpus and vocabulary are only read to turn epochs into steps. Raises InputError for a file that cannot
     be read, and for invalid keys and values.
     """
     translation = _translated(*read_values(path, flags), overrides, search_paths)
     names = _keys_of(translation)
-    file = _written(translation, translation.values["output_dir"])
+    file = _written(translation)
     run = read_run([file], overrides, search_paths, names)
     if translation.trains:
         return run
@@ -121,7 +121,8 @@ def _translated(
     for name, value in translation.overrides.items():
         translation.bindings[name] = (value, f"--gin.{name}")
     if values.get("do_predict"):
-        translation.notes.append(f"do_predict: after the run, limba generate {output} --input=FILE writes the texts.")
+        folder = translation.run.model_dir
+        translation.notes.append(f"do_predict: after the run, limba generate {folder} --input=FILE writes the texts.")
     return translation
 
 
@@ -359,7 +360,7 @@ def _periods(translation: Translation) -> None:
             period = max(1, round(translation.steps_per_epoch)) if translation.trains else steps
             translation.bindings[name] = (period, f"{key} epoch, by the corpus's size")
         elif value == "no":
-            translation.bindings[name] = (NEVER, f"{key} no; the last step counts all the same")
+            translation.bindings[name] = (NEVER, f"{key} no, but the last step counts all the same")
         elif value == "best" and key == "save_strategy":
             translation.notes.append("save_strategy 'best': save_steps are kept too; the best is in output_dir/best.")
         elif value not in (None, "steps"):
@@ -372,7 +373,8 @@ def _kept(translation: Translation) -> None:
     """Sets how many checkpoints are kept; where no limit is given, Limba's number, since all would fill a disk."""
     limit, key = translation.get("save_total_limit")
     if limit is None:
-        translation.set("CHECKPOINTS_KEPT", keys.CHECKPOINTS_KEPT, f"{key} lacks; the scripts then keep all: None")
+        origin = f"{key}, which is not given; the scripts keep all (CHECKPOINTS_KEPT = None)"
+        translation.set("CHECKPOINTS_KEPT", keys.CHECKPOINTS_KEPT, origin)
     elif limit <= 0:  # as transformers' Trainer
         translation.set("CHECKPOINTS_KEPT", None, key)
     else:
@@ -455,18 +457,20 @@ def _text(translation: Translation, bindings: Mapping[str, tuple[Any, str]]) -> 
     return "\n".join(lines) + "\n"
 
 
-def _written(translation: Translation, output: str) -> str:
-    """Writes the gin file into the output directory and prints it; returns its path."""
+def _written(translation: Translation) -> str:
+    """Writes the gin file into the run's folder and prints it; returns its path."""
+    output = translation.run.model_dir
     text = _text(translation, translation.bindings)
     print(without_credentials(text), end="", flush=True)
     from limba.api import write_whole
 
     is_bucket = "://" in output
-    folder = Path(tempfile.mkdtemp()) if is_bucket else Path(os.path.expanduser(output))
+    folder = Path(tempfile.mkdtemp()) if is_bucket else Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "from_json.gin"
         write_whole(path, text)
     except OSError as error:
-        raise InputError(f"output_dir {output} cannot be written ({error.strerror}); give another.") from error
+        key = translation.bindings["MODEL_DIR"][1]
+        raise InputError(f"{key} {output} cannot be written ({error.strerror}); give another.") from error
     return os.fspath(path.resolve())
