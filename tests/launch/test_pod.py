@@ -354,10 +354,10 @@ def test_a_pod_that_is_being_deleted_is_not_made_again_by_watch(laptop: Path) ->
     wait_until(lambda: (laptop / "world" / "hung").exists(), delete.poll)
     preempt(laptop)
     _, errors = watch.communicate(timeout=120)
-    assert watch.returncode == 2 and errors == "launch/pod.sh: my-pod was deleted from here.\n"
-    assert [call[3] for call in calls(laptop)].count("create") == 1
     delete.send_signal(signal.SIGTERM)
     delete.communicate(timeout=120)
+    assert watch.returncode == 2 and errors == "launch/pod.sh: my-pod was deleted from here.\n"
+    assert [call[3] for call in calls(laptop)].count("create") == 1
     assert [path.name for path in (laptop / "pods").iterdir()] == ["my-pod"]  # so the same command goes on
 
 
