@@ -117,7 +117,6 @@ setup() {
   find_workers
   # watch sets up a pod that is made again with the same, but for the token, which no file here holds.
   if [ -n "${HF_TOKEN:-}" ]; then token=yes; fi
-  if [ ${#variables[@]} -gt 0 ] || [ -n "${HF_TOKEN:-}" ]; then save; fi
   git -C "$root" bundle create -q "$folder/limba.bundle" HEAD
   on_workers "$SETUP_SECONDS" scp_to "$folder/limba.bundle"
   report >/dev/null || advise "the files were not copied to all workers of $name"
@@ -130,6 +129,7 @@ setup() {
     git diff --quiet HEAD || { echo 'files in ~/limba were changed by hand; undo that' >&2; exit 2; }
     env$with bash launch/setup.sh ${ACCELERATOR:-tpu} </dev/null; echo ready, commit ${commit:0:12}" "${HF_TOKEN:-}"
   report || advise "not all workers of $name are set up"
+  if [ ${#variables[@]} -gt 0 ] || [ -n "${HF_TOKEN:-}" ]; then save; fi
 }
 
 run() {
@@ -202,8 +202,14 @@ delete() {
     read -r -p "Delete the pod $name in $zone, and all that is on its disks? Write its name: " answer || true
     [ "${answer:-}" = "$name" ] || fail "$name was not deleted; write its name, or give --yes."
   fi
+  # A watch makes a pod again by its record, so that is away first, and comes back if this fails or is interrupted.
+  if [ -z "$dry" ] && [ -f "$record" ]; then
+    trap 'mv "$record.deleted" "$record" || true; end_tree $$; rm -rf "$folder"' EXIT
+    mv "$record" "$record.deleted"
+  fi
   remove
-  if [ -z "$dry" ]; then rm -f "$record"; fi
+  trap 'end_tree $$; rm -rf "$folder"' EXIT
+  if [ -z "$dry" ]; then rm -f "$record.deleted"; fi
   say "deleted; what is in buckets stays"
 }
 
@@ -248,9 +254,13 @@ $name, or HF_TOKEN= if the run needs none."
         say "$stays"; exit "${now#failing }" ;;
       ended*) say "$stays"; exit "${now#ended }" ;;
       again | lost)
+        if [ "$now" = lost ] && [ ! -f "$record" ]; then fail "$name was deleted from here."; fi
         if [ "$left" -eq 0 ]; then
-          if [ "$now" = lost ] && [ "$(state || true)" = NONE ]; then
-            stays="the pod is not there, and costs nothing"
+          if [ "$now" = lost ]; then
+            case $(state || true) in
+              NONE) stays="the pod is not there, and costs nothing" ;;
+              ?*) stays="the request stays, until: bash launch/pod.sh delete $name" ;;
+            esac
           fi
           fail "the run has not ended, and no try of $tries is left; the same command goes on; $stays." 75
         fi

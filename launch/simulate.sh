@@ -8,6 +8,7 @@
 # SIGKILL, after which the others end. All of them resume, as under launch/pretrain.sh, until the run is done.
 # MODEL_DIR is runs/simulated if it is not given; gin/demo.gin's own corpus and vocabulary are written there. RETRIES is
 # 1000. Each line begins with the number of its process. SEED=NUMBER repeats the preemptions' times and choices.
+# SETUP=no and VENV=DIR are as in launch/pretrain.sh.
 #
 # It ends with 0 when all processes have ended well. When one has ended otherwise and is not started again, the others
 # are stopped after LONE_SECONDS (20), and its status is this script's; 75: the same command resumes the run.
@@ -18,7 +19,7 @@ fail() { echo "launch/simulate.sh: $1" >&2; exit 2; }
 say() { echo "launch/simulate.sh: $1" >&2; }
 
 for argument in "$@"; do
-  case $argument in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+  case $argument in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 [ $# -ge 2 ] || fail "give the number of processes and a gin file: bash launch/simulate.sh 4 gin/demo.gin."
 count=$1 gin_file=$2

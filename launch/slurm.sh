@@ -159,7 +159,10 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -f "$gin_file" ] || [ -f "$root/$gin_file" ] || fail "$gin_file does not exist; name a file of gin/."
-if [ -f "$gin_file" ] && [ "$folder" != "$PWD" ]; then gin_file=$(realpath "$gin_file"); fi
+if [ "$folder" != "$PWD" ]; then # which may have a file of that name too
+  [ -f "$gin_file" ] || gin_file=$root/$gin_file
+  gin_file=$(realpath "$gin_file")
+fi
 case ${VENV:-} in '' | /*) ;; *) VENV=$PWD/$VENV ;; esac
 save=${SAVE_SECONDS:-120}
 case $save$nodes${RETRIES:-0} in *[!0-9]*) fail "SAVE_SECONDS, --nodes and RETRIES are whole numbers." ;; esac

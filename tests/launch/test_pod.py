@@ -228,7 +228,7 @@ def test_one_worker_that_fails_its_set_up_is_named_and_nothing_starts(laptop: Pa
     make_pod(laptop, is_set_up=False)
     worker(laptop, 1).mkdir(parents=True)
     (worker(laptop, 1) / "full").write_text("")
-    code, printed, errors = pod(laptop, "setup", "my-pod")
+    code, printed, errors = pod(laptop, "setup", "my-pod", "--env=UV_PYTHON_INSTALL_MIRROR=https://wrong")
     assert code == 75 and "worker 0: ready" in printed
     assert "worker 1 FAILED: No space left on device" in errors and "the same command again" in errors
     code, _, errors = pod(laptop, *RUN)
@@ -236,6 +236,7 @@ def test_one_worker_that_fails_its_set_up_is_named_and_nothing_starts(laptop: Pa
     assert not (worker(laptop, 0) / "started").exists()
     (worker(laptop, 1) / "full").unlink()
     assert pod(laptop, "setup", "my-pod")[0] == 0
+    assert "wrong" not in (worker(laptop, 1) / "set_up").read_text()  # a set-up that failed leaves nothing to the next
 
 
 def test_workers_of_different_commits_do_not_start(laptop: Path) -> None:
@@ -325,6 +326,10 @@ def test_watch_says_that_no_pod_stays_and_the_same_command_goes_on(laptop: Path)
     assert pod(laptop, *RUN)[0] == 0
     set_world(laptop, plans={"my-pod": [["FAILED"]]}, message=QUOTA)
     preempt(laptop)
+    code, _, errors = pod(laptop, "watch", "my-pod", "--tries=0")
+    assert code == 75 and errors.endswith(
+        "the same command goes on; the request stays, until: bash launch/pod.sh delete my-pod.\n"
+    )
     code, _, errors = pod(laptop, "watch", "my-pod", "--tries=1")
     assert code == 75 and errors.endswith(
         "no try of 1 is left; the same command goes on; the pod is not there, and costs nothing.\n"
@@ -333,6 +338,37 @@ def test_watch_says_that_no_pod_stays_and_the_same_command_goes_on(laptop: Path)
     end_runs(laptop)
     code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=1")
     assert code == 0 and printed.endswith(f" ended 0\n{STAYS}"), errors
+
+
+def test_a_pod_that_is_being_deleted_is_not_made_again_by_watch(laptop: Path) -> None:
+    make_pod(laptop)
+    assert pod(laptop, *RUN)[0] == 0
+    watch = watching(laptop)
+    for n in (0, 1):
+        started(laptop, n, 1)
+        (laptop / "deeds" / str(n)).write_text("0")  # a pod that is made again is done at once
+    assert watch.stdout is not None
+    assert any(" running\n" in line for line in watch.stdout)
+    set_world(laptop, deeds=[[["queued-resources", "delete"], "hang", 1]])
+    delete = start(laptop, "delete", "my-pod", "--yes")
+    wait_until(lambda: (laptop / "world" / "hung").exists(), delete.poll)
+    preempt(laptop)
+    _, errors = watch.communicate(timeout=120)
+    delete.send_signal(signal.SIGTERM)
+    delete.communicate(timeout=120)
+    assert watch.returncode == 2 and errors == "launch/pod.sh: my-pod was deleted from here.\n"
+    assert [call[3] for call in calls(laptop)].count("create") == 1
+    assert [path.name for path in (laptop / "pods").iterdir()] == ["my-pod"]  # so the same command goes on
+
+
+def test_a_deletion_that_fails_keeps_the_record(laptop: Path) -> None:
+    make_pod(laptop, is_set_up=False)
+    set_world(laptop, errors=[[["queued-resources", "delete"], DENIED, 1]])
+    code, _, errors = pod(laptop, "delete", "my-pod", "--yes")
+    assert code == 2 and "my-pod was not deleted: your account may not do this" in errors
+    assert [path.name for path in (laptop / "pods").iterdir()] == ["my-pod"]
+    code, _, errors = pod(laptop, "delete", "my-pod", "--yes")
+    assert (code, errors) == (0, "") and not list((laptop / "pods").iterdir())
 
 
 def test_what_setup_was_given_is_there_when_watch_sets_the_pod_up_again(laptop: Path) -> None:

@@ -122,14 +122,14 @@ def ended(folder: Path, program: str, state: str) -> tuple[str, tuple[int, str]]
     return (folder / "log").read_text(), (len(calls(folder, "srun")), (folder / "status").read_text())
 
 
-@pytest.mark.parametrize("chdir", ["", "other"])
-def test_relative_paths_begin_in_the_folder_of_the_command(chdir: str, tmp_path: Path) -> None:
-    """As with launch/pretrain.sh, and not in the checkout, which has a gin file of that name too."""
+@pytest.mark.parametrize(("chdir", "gin_in"), [("", "mine"), ("other", "mine"), ("other", "checkout")])
+def test_relative_paths_begin_in_the_folder_of_the_command(chdir: str, gin_in: str, tmp_path: Path) -> None:
+    """As with launch/pretrain.sh; the checkout's gin file is taken where this folder has none, and never --chdir's."""
     programs = slurm_stand_ins.write(tmp_path)
     mine, checkout = tmp_path / "mine", tmp_path / "checkout"
     for folder in (mine / "other", checkout / "launch"):
         folder.mkdir(parents=True)
-    for folder in (mine, mine / "other", checkout):
+    for folder in {tmp_path / gin_in, mine / "other", checkout}:
         (folder / "my.gin").write_text("")
     (checkout / "launch" / "slurm.sh").write_text((ROOT / "launch" / "slurm.sh").read_text())
     (checkout / "launch" / "pretrain.sh").write_text('echo "$PWD $1 $VENV $MODEL_DIR $2"\n')
@@ -139,7 +139,7 @@ def test_relative_paths_begin_in_the_folder_of_the_command(chdir: str, tmp_path:
         ["bash", "../checkout/launch/slurm.sh", *arguments], cwd=mine, check=True, timeout=120, capture_output=True,
         env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SETUP": "no", "MODEL_DIR": "runs/a"},
     )  # fmt: skip
-    gin_file = f"{mine}/my.gin" if chdir else "my.gin"
+    gin_file = f"{tmp_path / gin_in}/my.gin" if chdir else "my.gin"
     said = f"0: {mine / chdir} {gin_file} {mine}/venv runs/a CORPUS=data/*.jsonl\n"
     assert (mine / "log").read_text() == said
 
