@@ -23,7 +23,8 @@ writes a T5X checkpoint, writes a Limba checkpoint from a Hugging Face folder or
     limba convert --gin THEIRS.gin > OURS.gin
 
 Folders for transformers go to MODEL_DIR/huggingface unless OUT is given, one step_<N> for each checkpoint. Finished
-folders are kept, unless the flags now ask for other ones. A folder whose proof fails is renamed step_<N>.failed.
+folders are kept, unless another tokenizer or card is now asked for. A folder whose proof fails is renamed
+step_<N>.failed.
 
 A Hugging Face folder has model.safetensors, flax_model.msgpack or pytorch_model.bin, of which nothing is run; a private
 model needs HF_TOKEN. INITIAL_CHECKPOINT_PATH takes T5X's and Hugging Face's models directly."""
@@ -161,11 +162,12 @@ def export(args: argparse.Namespace) -> None:
         check_target(args.push, args.dry_run)
     with environment.quiet_imports():
         from limba.export import huggingface
+        from limba.export.record import Choices
     card = CardConfig(args.language or None, args.licence, args.datasets or None, args.hardware, args.trc)
     source = model.find(args.model_dir, args.config, imports=args.imports)
     folder = "encoder" if args.encoder_only else "huggingface"
     out = args.out_dir or f"{source.directory}/{folder}"
-    choices = huggingface.Choices(
+    choices = Choices(
         formats=formats,
         dtype=args.dtype,
         vocabulary=args.vocabulary,

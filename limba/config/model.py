@@ -17,6 +17,7 @@ OF_POSITIONS = {  # what only networks with such positions read
     "relative": ("num_relpos_buckets", "relpos_max_distance", "relative_bias_per_layer"),
     "rotary": ("rotary_base",),
 }
+FREE_FIELDS = ("dtype", "dropout_rate", "remat", "scan_layers", "attention")  # that change no parameter's meaning
 OF_ONE_STACK = ("positions", "norm", "biases", "num_kv_heads", "prefix_attention", "attention_mask", "local_attention")
 Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 10000.0")]
 

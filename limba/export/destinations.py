@@ -3,12 +3,12 @@
 import logging
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from limba.config import ConfigError, InputError, RunConfig, reason_of
-from limba.data.vocabulary.files import OF_FOLDER
+from limba.data.vocabulary.files import OF_FOLDER, OF_TOKENIZER
 from limba.export.record import has_same_source
 from limba.formats.huggingface import RECORD
 from limba.formats.huggingface_files import ENCODER, SENTENCE_MODULES
@@ -23,7 +23,8 @@ REFUSALS = (400, 401, 403, 404)  # statuses that another attempt does not change
 CHAT_TEMPLATE = "chat_template.jinja"  # users add it to a model on the hub by hand
 WEIGHTS = (SAFETENSORS, "model-?????-of-?????.safetensors", SAFETENSORS_INDEX, FLAX_FILE)
 # The files that an export may write, as patterns: a branch of the hub has those of its newest upload alone. An older
-# model.safetensors would be read before the index of a newer model in several files.
+# model.safetensors would be read before the index of a newer model in several files. A tokenizer is replaced only by
+# another one: users add theirs by hand to a model that has none.
 EXPORTED = (*WEIGHTS, *(name for name in OF_FOLDER if name != CHAT_TEMPLATE))
 OF_EXPORTS = (
     *EXPORTED,
@@ -53,17 +54,16 @@ class FolderDestination:
         check_writable(self.name, "RunConfig.export_to", self.name)
 
     def deliver(self, folder: Path, step: int) -> str:
-        """Copies the folder; returns its address. A folder that is there is replaced by one of its checkpoint alone."""
+        """Copies the folder; returns its address. A folder there is replaced only by one of the same checkpoint."""
         if folder.parent == Path(self.name):  # it was written there
             return str(folder)
         address = self.address_of(step)
         record = folder / RECORD
         new = record.read_bytes() if record.exists() else None
-        may_replace = has_same_source(self.record_at(address), new)
         if self.is_local:
-            _copy(folder, Path(address), may_replace)
+            _copy(folder, Path(address), lambda: has_same_source(self.record_at(address), new))
         else:
-            manifest.upload(folder, address, replace=may_replace)
+            manifest.upload(folder, address, replace=has_same_source(self.record_at(address), new))
         return address
 
     def address_of(self, step: int) -> str:
@@ -109,9 +109,9 @@ class HubDestination:
     def deliver(self, folder: Path, step: int, revision: str = "main") -> str:
         """Uploads the folder as one commit of a branch, which is made if needed; returns the address.
 
-        The commit also removes what earlier exports have left there and this one does not have; files of other names
-        stay. Files that the hub has already, from an interrupted upload, are not sent again. InputError if the hub
-        refuses it, OSError for any other failure.
+        The commit also removes what earlier exports have left there and this one does not have, a tokenizer only if
+        this one has another; files of other names stay. Files that the hub has already, from an interrupted upload, are
+        not sent again. InputError if the hub refuses it, OSError for any other failure.
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
@@ -129,7 +129,7 @@ class HubDestination:
                 folder_path=folder,
                 revision=revision,
                 commit_message=f"Step {step}",
-                delete_patterns=[*OF_EXPORTS],
+                delete_patterns=_replaced_by(folder),
             )
         except (HTTPError, OSError) as error:
             if _status(error) in REFUSALS:
@@ -193,15 +193,23 @@ def check_target(target: str, dry_run: bool) -> None:
         raise InputError(f"The hub cannot be reached ({error}); check the network.") from error
 
 
-def _copy(folder: Path, final: Path, may_replace: bool) -> None:
+def _replaced_by(folder: Path) -> list[str]:
+    """Returns the patterns of the files on a branch of the hub that go when a folder is uploaded without them."""
+    if any((folder / name).exists() for name in OF_TOKENIZER):
+        return [*OF_EXPORTS]
+    kept = {*OF_TOKENIZER, *(f"{ENCODER}/{name}" for name in OF_TOKENIZER)}
+    return [name for name in OF_EXPORTS if name not in kept]
+
+
+def _copy(folder: Path, final: Path, may_replace: Callable[[], bool]) -> None:
     """Copies a folder to another local one, which has its name when it is whole."""
-    if final.exists() and not may_replace:
-        raise InputError(
-            f"{final} is there already, and was made from another run or checkpoint; remove it, or give another"
-            " directory."
-        )
     final.parent.mkdir(parents=True, exist_ok=True)
     with lease.held(str(final.parent)) as mine:
+        if final.exists() and not may_replace():  # now, as no other process writes there
+            raise InputError(
+                f"{final} is there already, and was made from another run or checkpoint; remove it, or give another"
+                " directory."
+            )
         writing = final.with_name(f"{final.name}.writing")
         shutil.rmtree(writing, ignore_errors=True)
         shutil.copytree(folder, writing)

@@ -25,9 +25,11 @@ from limba.config import ConfigError, InputError, ModelConfig, RunConfig, reason
 from limba.data.stream.processes import LARGE_PAGES, NO_DEVICES
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export.destinations import Destination, FolderDestination, HubDestination, destinations
+from limba.export.record import is_of_run
 from limba.formats import limba_checkpoint
 from limba.formats.names import Json
 from limba.sharding.agreement import is_first, of_first
+from limba.storage.files import resolved
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +66,15 @@ def check(config: RunConfig) -> None:
         raise ConfigError(_field(config), f"is set, and the network cannot be exported: {error}") from error
     for destination in chosen:
         destination.check()
-        if isinstance(destination, FolderDestination):
+        if isinstance(destination, FolderDestination) and not _is_made_again(config, destination, chosen):
             _check_last_step(config, destination)
+
+
+def _is_made_again(config: RunConfig, destination: FolderDestination, chosen: Sequence[Destination]) -> bool:
+    """Returns whether a folder of another checkpoint is made again there: in the run's directory."""
+    if _first_local(chosen) is not destination or "://" in config.model_dir:
+        return False
+    return Path(destination.name).resolve().is_relative_to(Path(config.model_dir).resolve())
 
 
 def _check_last_step(config: RunConfig, destination: FolderDestination) -> None:
@@ -73,7 +82,8 @@ def _check_last_step(config: RunConfig, destination: FolderDestination) -> None:
     if config.train_steps is None:  # the data's end says it
         return
     address = destination.address_of(config.train_steps)
-    if destination.record_at(address) is None:
+    record = destination.record_at(address)
+    if record is None or is_of_run(record, resolved(config.model_dir).name):
         return
     if config.train_steps in limba_checkpoint.steps_in(epath.Path(config.model_dir) / "checkpoints"):
         return
@@ -166,12 +176,20 @@ def _delivered(config: RunConfig, step: int, chosen: Sequence[Destination]) -> O
 
 def _staging(config: RunConfig, chosen: Sequence[Destination], stack: ExitStack) -> Path:
     """Returns the local folder that the export is written to; a temporary one if no destination or run is local."""
-    for destination in chosen:
-        if isinstance(destination, FolderDestination) and destination.is_local:
-            return Path(destination.name)
+    local = _first_local(chosen)
+    if local is not None:
+        return Path(local.name)
     if "://" not in config.model_dir:
         return Path(config.model_dir) / "huggingface"
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="limba_export_")))
+
+
+def _first_local(chosen: Sequence[Destination]) -> FolderDestination | None:
+    """Returns the destination that the export is written to; None if none is local."""
+    for destination in chosen:
+        if isinstance(destination, FolderDestination) and destination.is_local:
+            return destination
+    return None
 
 
 def _repeated(once: Callable[[], T]) -> tuple[T | None, str]:

@@ -20,16 +20,25 @@ from limba.config import CardConfig, DataConfig, InputError, ModelConfig, saved_
 from limba.config.optimizer import Adafactor
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets
-from limba.data.vocabulary.published_files import read_json
 from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export import merging, proof
 from limba.export.card import write_card
-from limba.export.record import CARD, NONE, Choices, card_of, differences, made_of
+from limba.export.record import (
+    CARD,
+    NONE,
+    Choices,
+    card_of,
+    card_told,
+    check_named,
+    differences,
+    made_of,
+)
 from limba.formats import huggingface
 from limba.formats.architectures import has_flax_class
 from limba.formats.huggingface import ENDS_INPUTS, RECORD, head_scale
 from limba.formats.huggingface_files import ENCODER, Form, write_folder
+from limba.formats.names import Json
 from limba.formats.open import HUGGING_FACE, VOCABULARIES, open_folder, open_path
 from limba.inference import source as sources
 from limba.inference.source import Source
@@ -82,12 +91,13 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     folders = {step: out / f"step_{step}" for step in steps}
     records = {step: folder / RECORD for step, folder in folders.items()}
     kept = {step: file.read_bytes() if file.is_file() else None for step, file in records.items()}
-    wanted = []
+    wanted: dict[int, Json | None] = {}  # what a folder is made of, where that is known by now
     with_other_cards = []
     for step in steps:
-        differing = _differing(source, step, choices, kept[step], folders[step])
+        parts = None if kept[step] is None else made_of(source, step, choices)
+        differing = _differing(source, parts, kept[step], folders[step])
         if differing is None or differing - {CARD}:
-            wanted.append(step)
+            wanted[step] = parts
         elif differing:
             with_other_cards.append(step)
         else:
@@ -100,9 +110,9 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
         for step in with_other_cards:
             mine.check()
             _renew_card(source, step, folders[step], choices)
-        for step in wanted:
+        for step, parts in wanted.items():
             mine.check()
-            _convert(source, step, folders[step], choices, tokenizer)
+            _convert(source, step, folders[step], choices, tokenizer, parts or made_of(source, step, choices))
     return folders
 
 
@@ -127,14 +137,17 @@ def possible(model: ModelConfig, choices: Choices) -> Choices:
     return dataclasses.replace(choices, formats=("pytorch",))
 
 
-def _differing(
-    source: Source, step: int, choices: Choices, record: bytes | None, folder: str | Path
-) -> set[str] | None:
-    """Returns in what a finished folder is not as wanted, None without one; raises what `differences` raises."""
-    if record is None:
+def _differing(source: Source, parts: Json | None, record: bytes | None, folder: str | Path) -> set[str] | None:
+    """Returns in which parts a finished folder is not as wanted, None without one; raises what `differences` raises."""
+    if record is None or parts is None:
         return None
-    is_own = str(folder).startswith(f"{source.directory}/")
-    return differences(record, made_of(source, step, choices), folder, is_own)
+    where = str(folder)
+    directory = str(source.directory)
+    if "://" in where or "://" in directory:
+        is_own = where.startswith(f"{directory}/")
+    else:
+        is_own = Path(where).resolve().is_relative_to(Path(directory).resolve())
+    return differences(record, parts, folder, is_own)
 
 
 def _renew_card(source: Source, step: int, folder: Path, choices: Choices) -> None:
@@ -143,16 +156,21 @@ def _renew_card(source: Source, step: int, folder: Path, choices: Choices) -> No
     What it was told before stays, where nothing else is asked for now.
     """
     record = json.loads((folder / RECORD).read_text())
-    record[CARD] = record.get(CARD, {}) | made_of(source, step, choices)[CARD]
+    record[CARD] = record.get(CARD, {}) | card_told(source, choices)
     if choices.encoder_only:
         source = _encoder_of(source)
     source = dataclasses.replace(source, model=source.model.exported)
     form = Form(record["formats"], record["dtype"], choices.transformers)
-    told = {name: value for name, value in record[CARD].items() if name in vars(choices.card)}
-    card = _with_datasets(CardConfig(**told), _task(source))
+    card = _with_datasets(_card_in(record), _task(source))
     write_card(folder, source, step, form, record["findings"], card, record.get(ENDS_INPUTS, False))
     write_whole(folder / RECORD, json.dumps(record, indent=2) + "\n")
     print(f"step {step:,}: done before, {as_typed_here(str(folder))}; its card is new", flush=True)
+
+
+def _card_in(record: Json) -> CardConfig:
+    """Returns what a record says that the card was told."""
+    fields = {field.name for field in dataclasses.fields(CardConfig)}
+    return CardConfig(**{name: value for name, value in record[CARD].items() if name in fields})
 
 
 def _encoder_of(source: Source) -> Source:
@@ -187,14 +205,17 @@ def _convert(
     final: Path,
     choices: Choices,
     tokenizer: tuple[sources.VocabularyName, Vocabulary] | None,
+    parts: Json,
 ) -> None:
-    """Writes a folder under a temporary name, proves it, and renames it to its final name or to `….failed`."""
+    """Writes a folder under a temporary name, proves it, and renames it to its final name or to `….failed`.
+
+    `parts` is `made_of`.
+    """
     writing = final.with_name(f"{final.name}.writing")
     failed = final.with_name(f"{final.name}.failed")
     for old in (writing, failed):
         shutil.rmtree(old, ignore_errors=True)
     writing.mkdir(parents=True)  # a link of this name is an error
-    parts = made_of(source, step, choices)
     weights = source.arrays(step)
     if choices.encoder_only:
         source = _encoder_of(source)
@@ -317,20 +338,37 @@ def export_to_bucket(source: Source, address: str, steps: Sequence[int], choices
     """Writes `address`/step_<N> for each step, proved, as `export` does.
 
     Needs the space of one folder in the machine's temporary directory. Folders that are there and were made of the
-    same are kept, and one made by other choices is replaced. Raises what `export` and `manifest.upload` raise.
+    same are kept, and one made by other choices is replaced: by one of the same formats and proof, if its card alone
+    would differ. Raises what `export` and `manifest.upload` raise.
     """
     choices = possible(source.model, choices)
     for step in steps:
         target = f"{address.rstrip('/')}/step_{step}"
         record = manifest.read_file(target, RECORD) if manifest.read_file(target, manifest.FILE) else None
-        differing = _differing(source, step, choices, record, target)
+        parts = None if record is None else made_of(source, step, choices)
+        differing = _differing(source, parts, record, target)
         if differing is not None and not differing:
             print(f"step {step:,}: done before, {target}", flush=True)
             continue
+        to_make = choices
+        if record is not None and differing == {CARD}:
+            to_make = _as_recorded(json.loads(record), source, choices, target)
         with tempfile.TemporaryDirectory(prefix="limba-export-") as folder:
-            made = export(source, Path(folder), [step], choices)[step]
+            made = export(source, Path(folder), [step], to_make)[step]
             sent = manifest.upload(made, target, replace=record is not None)
         print(f"step {step:,}: {target}, {sent.files} files, {sent.bytes:,} bytes, complete", flush=True)
+
+
+def _as_recorded(record: Json, source: Source, choices: Choices, folder: str) -> Choices:
+    """Returns the choices by which a finished folder is made again with another card, and keeps all else."""
+    record[CARD] = record.get(CARD, {}) | card_told(source, choices)
+    if choices.vocabulary is None and record.get("vocabulary") in (NONE, "byte"):
+        choices = dataclasses.replace(choices, vocabulary=record["vocabulary"], extra_ids=record.get("extra_ids"))
+    elif choices.vocabulary is None:
+        check_named(record, folder)
+    return dataclasses.replace(
+        choices, formats=tuple(record["formats"]), checks=record["checked"], card=_card_in(record)
+    )
 
 
 def upload_made(make: Callable[[Path], Path], address: str) -> str:
@@ -440,7 +478,7 @@ def write_checkpoint(
     for name in (vocabulary, TOKENIZER_CONFIG):  # the latter has its class and number of sentinels
         if name and (folder / name).is_file():
             shutil.copyfile(folder / name, writing / name)
-    huggingface.copy_learned(read_json(epath.Path(folder), RECORD) or {}, writing)
+    huggingface.copy_learned(sources.json_of(epath.Path(folder) / RECORD), writing)
     if out.exists():
         out.rmdir()
     writing.rename(out)

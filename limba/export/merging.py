@@ -26,6 +26,7 @@ from limba.config import (
     saved_config,
     without_credentials,
 )
+from limba.config.model import FREE_FIELDS
 from limba.config.waiting import waiting
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
@@ -43,7 +44,6 @@ WEIGHTS = ("uniform", "ema", "wsm")
 SHAPES = ("linear", "1-sqrt", "cosine")
 COPIED = ("vocabulary.model", "data_revisions.json", "rows.json")  # of the newest part's run
 BLOCK_BYTES = 1 << 26  # of an array, in float32, that is in memory at one time
-FREE_FIELDS = ("dtype", "dropout_rate", "remat", "scan_layers", "attention")  # that change no parameter's meaning
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,8 @@ def _about_averages(parts: Sequence[Part], stores: Sequence[arrays.Stores]) -> s
     if len(as_trained) in (0, len(parts)):
         return ""
     return (
-        f" As each is evaluated, {', '.join(as_trained)} gave the weights as they were trained, and the others their"
-        " moving average."
+        f" Of {', '.join(as_trained)} the weights as trained were averaged, of the others their moving average, as each"
+        " is evaluated."
     )
 
 

@@ -11,8 +11,9 @@ import google_crc32c
 from etils import epath
 
 from limba.config import CardConfig, InputError
+from limba.config.model import FREE_FIELDS
+from limba.config.waiting import waiting
 from limba.data.vocabulary import files
-from limba.export.merging import FREE_FIELDS
 from limba.formats.huggingface import RECORD, head_scale
 from limba.formats.names import Json
 from limba.formats.open import HUGGING_FACE, LIMBA, T5X
@@ -25,6 +26,9 @@ NONE = "none"  # as a vocabulary name: write no tokenizer
 # In a record: the checksum of the files that the folder was made from, and what its card was told.
 CHECKPOINT = "checkpoint"
 CARD = "card"
+# There, in place of a vocabulary that a command has named: the source's own, or that no vocabulary is known.
+OWN = "its own"
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def made_of(source: Source, step: int, choices: Choices) -> Json:
         "dtype": choices.dtype,
         "formats": choices.formats,
         "dropout": choices.dropout,
-        CARD: {name: value for name, value in vars(card_of(source, choices)).items() if value},
+        CARD: card_told(source, choices),
         "checked": choices.checks,
     }
     if not choices.average:
@@ -77,6 +81,12 @@ def card_of(source: Source, choices: Choices) -> CardConfig:
     of_run = CardConfig() if source.run is None else source.run.card
     fields = {name: value or getattr(of_run, name) for name, value in vars(choices.card).items()}
     return CardConfig(**fields)
+
+
+def card_told(source: Source, choices: Choices) -> Json:
+    """Returns what a folder's card is told, as its record has it."""
+    told = {name: value for name, value in vars(card_of(source, choices)).items() if value}
+    return json.loads(json.dumps(told))
 
 
 def _network(source: Source) -> Json:
@@ -100,10 +110,10 @@ def _vocabulary(source: Source, choices: Choices) -> str:
         return f"{google_crc32c.value(_content(chosen)):08x}"
     named = source.vocabulary
     if named is None:
-        return "unknown" if source.run is None else "its own"
+        return UNKNOWN if source.run is None else OWN
     if source.kind == T5X:
-        return f"its own, {google_crc32c.value(f'{named.path} {named.extra_ids}'.encode()):08x}"
-    return "its own"
+        return f"{OWN}, {google_crc32c.value(f'{named.path} {named.extra_ids}'.encode()):08x}"
+    return OWN
 
 
 def _content(address: str) -> bytes:
@@ -124,21 +134,29 @@ def checksum(source: Source, step: int) -> str | None:
     path = source.steps[step]
     if source.kind == LIMBA:
         return manifest.own_checksum(path)
-    if source.kind == HUGGING_FACE:
-        weights = files_to_download(child.name for child in epath.Path(path).iterdir())
-        entries = {name: manifest.entry(path / name) for name in weights}
-    else:
-        entries = manifest.step_entries(path, lambda name: not name.endswith(".gin"))
+    with waiting(f"step {step:,}: reading the checkpoint's files for their checksum"):
+        if source.kind == HUGGING_FACE:
+            weights = files_to_download(child.name for child in epath.Path(path).iterdir())
+            entries = {name: manifest.entry(path / name) for name in weights}
+        else:
+            entries = manifest.step_entries(path, _is_of_t5x_model)
     return f"{google_crc32c.value(manifest.text(entries).encode()):08x}"
+
+
+def _is_of_t5x_model(name: str) -> bool:
+    """Returns whether a file of a T5X checkpoint counts: not the optimizer's state."""
+    is_state = any(part.startswith("state.param_states") for part in name.split("/"))
+    return not is_state and not name.endswith(".gin")
 
 
 def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool = False) -> set[str] | None:
     """Returns the parts in which a finished folder is not as `wanted` (`made_of`); None where no folder is finished.
 
     A folder with more formats than are asked for is good, one that was proved where no proof is asked for, and one
-    whose card says more. A record that lacks a part, as earlier versions wrote it, is taken as good there. Raises
-    InputError for a folder that was made from another run, or from another checkpoint of this name: only where the
-    folder `is_own`, in the directory of the run itself, may it be made again.
+    whose card says more. Where no vocabulary is chosen, a folder with one that was chosen is good too. A record that
+    lacks a part, as earlier versions wrote it, is taken as good there. Raises InputError for a folder that was made
+    from another run, or from another checkpoint of this name: only where the folder `is_own`, in the directory of the
+    run itself, may it be made again.
     """
     if record is None:
         return None
@@ -152,7 +170,13 @@ def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool
             differing.add("checked")
         asked = {"average": True, "encoder_only": False, **wanted}
         asked[CARD] = {**written.get(CARD, {}), **wanted.get(CARD, {})}
-        for part in set(asked) - {"source", "kind", "formats", "checked"}:
+        compared = set(asked) - {"source", "kind", "formats", "checked"}
+        chooses_none = not chooses_vocabulary(asked)
+        if chooses_none and asked.get("extra_ids") is None:
+            compared.discard("extra_ids")
+            if asked.get("vocabulary") == UNKNOWN or chooses_vocabulary(written):
+                compared.discard("vocabulary")
+        for part in compared:
             if written.get(part, asked[part]) != asked[part]:
                 differing.add(part)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -167,13 +191,36 @@ def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool
         )
     if not is_other:
         differing.discard(CHECKPOINT)
+        if differing - {CARD} and chooses_none and asked.get("vocabulary") == UNKNOWN:
+            check_named(written, folder)
     return differing
+
+
+def check_named(written: Json, folder: object) -> None:
+    """Raises InputError for a folder that cannot be made again as it is: its vocabulary was chosen, and is not now."""
+    if chooses_vocabulary(written) and written["vocabulary"] != NONE:
+        raise InputError(
+            f"{folder} would be made again without its tokenizer, of which the record has no path; give `vocabulary`"
+            f" again, or {NONE} for no tokenizer."
+        )
+
+
+def chooses_vocabulary(parts: Json) -> bool:
+    """Returns whether a command has named the vocabulary of a folder, or that it has none."""
+    vocabulary = parts.get("vocabulary", UNKNOWN)
+    return vocabulary != UNKNOWN and not vocabulary.startswith(OWN)
 
 
 def has_same_source(record: bytes | None, other: bytes | None) -> bool:
     """Returns whether two folders' records name one run, and one checkpoint where both name one."""
     one, two = (_read(content) for content in (record, other))
     return one.get("source") == two.get("source") and _may_be_same(one, two)
+
+
+def is_of_run(record: bytes, name: str) -> bool:
+    """Returns whether a folder's record names this run, and no checkpoint of it."""
+    written = _read(record)
+    return written.get("source") == name and written.get(CHECKPOINT) is None
 
 
 def _may_be_same(one: Json, other: Json) -> bool:

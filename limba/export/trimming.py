@@ -554,7 +554,7 @@ def _write_folder(part: Part, out: Path, plan: Plan) -> None:
         if MODULE_FILES.fullmatch(name):
             (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(file, out / name)
-    huggingface.copy_learned(read_json(source, huggingface.RECORD) or {}, out)  # the proof in it is of the old rows
+    huggingface.copy_learned(sources.json_of(source / huggingface.RECORD), out)  # the proof in it is of the old rows
 
 
 def _check_same(before: Vocabulary, now: Vocabulary, kept: Kept, texts: Sequence[bytes]) -> int:

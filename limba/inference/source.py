@@ -135,7 +135,7 @@ def find(
     if opened.kind == HUGGING_FACE:
         length = _length_beside(directory, model)
     if run is None:
-        record = _json_of(directory / huggingface.RECORD)
+        record = json_of(directory / huggingface.RECORD)
         fills_gaps = record.get(huggingface.ONLY_FILLS_GAPS) is True
         ends_inputs = record.get(huggingface.ENDS_INPUTS) is True
     return Source(
@@ -168,7 +168,7 @@ def trained_length(source: Source) -> int | None:
 
 def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:
     """Returns the longest text that a folder's files allow: tokenizer_config.json's, and the network's positions."""
-    tokenizer_config = _json_of(folder / "tokenizer_config.json")
+    tokenizer_config = json_of(folder / "tokenizer_config.json")
     length = tokenizer_config.get("model_max_length")
     lengths = []
     if isinstance(length, int | float) and 0 < length < huggingface_tokenizer.UNKNOWN_LENGTH:
@@ -178,7 +178,7 @@ def _length_beside(folder: epath.Path, model: ModelConfig) -> int | None:
     return min(lengths, default=None)
 
 
-def _json_of(file: epath.Path) -> Json:
+def json_of(file: epath.Path) -> Json:
     """Returns a file's JSON object; {} where there is none, which is reported where it matters."""
     try:
         content = json.loads(read_text(file)) if file.exists() else {}

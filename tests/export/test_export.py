@@ -25,6 +25,7 @@ from limba.data.vocabulary.spelling import piece_bytes
 from limba.export import huggingface as exports
 from limba.export import proof as check
 from limba.export.huggingface import import_folder, network_gin
+from limba.export.record import Choices
 from limba.formats import huggingface_files as files
 from limba.formats import limba_checkpoint, names, t5x
 from limba.formats.huggingface import open_folder
@@ -128,7 +129,7 @@ def legacy(tmp_path) -> Path:
 def test_a_language_model_gets_no_sentinels(tmp_path):
     config = ModelConfig(384, 32, 2, 16, 64, 0, 2, positions="rotary")
     source = Source("run", epath.Path(tmp_path), {}, LIMBA, model=config, vocabulary=VocabularyName("byte", 0, "run"))
-    name, vocabulary = exports.vocabulary_of(source, exports.Choices(("pytorch",), "float32"))
+    name, vocabulary = exports.vocabulary_of(source, Choices(("pytorch",), "float32"))
     assert name.extra_ids == 0 and vocabulary.vocab_size == 259
 
 
@@ -152,7 +153,7 @@ def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
 def test_the_vocabulary_that_a_t5x_config_names(legacy, vocabulary, tmp_path, capsys):
     def written(text, flag=None):
         (legacy / "config.gin").write_text(T5X_GIN.replace("VOCAB = 128", "VOCAB = 1024") + text)
-        vocabulary = exports.vocabulary_of(find(str(legacy)), exports.Choices(vocabulary=flag))
+        vocabulary = exports.vocabulary_of(find(str(legacy)), Choices(vocabulary=flag))
         return vocabulary and tuple(vocabulary[0][:2])
 
     model = "seqio.SentencePieceVocabulary.sentencepiece_model_file = "
@@ -204,8 +205,9 @@ def test_a_run_of_the_same_name_is_another_one(tmp_path, capsys):
     export(run, *flags)
     shutil.rmtree(run / "checkpoints")
     shutil.copytree(tmp_path / "seed1" / "t5" / "checkpoints", run / "checkpoints")
+    (tmp_path / "link").symlink_to(tmp_path / "seed0")
     capsys.readouterr()
-    export(run, *flags)  # its own directory has what it is now
+    export(tmp_path / "link" / "t5", *flags)  # its own directory has what it is now
     assert "done before" not in capsys.readouterr().out
     equal(open_folder(run / "huggingface" / "step_5", config), second)
 
@@ -251,17 +253,40 @@ def test_a_folder_is_made_of_what_the_newest_command_asks_for(tmp_path, vocabula
     assert not made("--vocabulary=byte", f"--config={tmp_path}/silu.gin")  # the folder would be the same
 
 
-def test_the_vocabulary_that_a_gin_file_names_later_is_written(legacy, vocabulary, tmp_path):
-    source = find(str(legacy))
-    parts = exports.made_of(source, 3, exports.Choices())
-    names = (
-        {},
-        {"vocabulary": None},
-        {"vocabulary": VocabularyName("a.model", 100)},
-        {"vocabulary": VocabularyName("b.model")},
-    )
-    told = [exports.made_of(dataclasses.replace(source, **change), 3, exports.Choices()) for change in names]
-    assert told[0] == told[1] == parts and len({part["vocabulary"] for part in told}) == 3
+def test_a_command_without_a_vocabulary_keeps_the_tokenizer(tmp_path, vocabulary, capsys):
+    """An upload of a folder whose tokenizer was chosen made it again without one, and removed it on the hub."""
+    run = tmp_path / "run"
+    write_run(run, config_of("t5_1_1", vocab_size=1024))
+    folder = run / "huggingface" / "step_5"
+    flags = ("--formats=pytorch", "--no_check")
+    export(run, *flags, f"--vocabulary={vocabulary}", "--extra_ids=50")
+    capsys.readouterr()
+    export(run, *flags, "--push=me/model", "--dry_run")
+    shown = capsys.readouterr().out
+    assert "done before" in shown and "would upload tokenizer.json" in shown
+    with pytest.raises(InputError, match="step_5 would be made again without its tokenizer, .* give --vocabulary"):
+        export(run, *flags, "--dropout=0")
+    assert (folder / "tokenizer.json").exists()
+    export(run, *flags, "--vocabulary=none")
+    assert not (folder / "tokenizer.json").exists()
+
+
+def test_the_vocabulary_that_a_gin_file_names_later_is_written(vocabulary, tmp_path, capsys):
+    write_run(tmp_path / "run", config_of("t5_1_1", vocab_size=1024))
+    theirs = tmp_path / "theirs"
+    convert.run([str(tmp_path / "run"), str(theirs), "--to=t5x"])
+    flags = ("--formats=pytorch", "--no_check")
+    tokenizer = theirs / "huggingface" / "step_5" / "tokenizer.json"
+    export(theirs, *flags)
+    assert not tokenizer.exists()
+    named = f"seqio.SentencePieceVocabulary.sentencepiece_model_file = '{vocabulary}'\n"
+    (theirs / "config.gin").write_text("from __gin__ import dynamic_registration\nimport seqio\n\n" + named)
+    export(theirs, *flags)
+    assert tokenizer.exists()
+    (theirs / "config.gin").unlink()
+    capsys.readouterr()
+    export(theirs, *flags)
+    assert tokenizer.exists() and "done before" in capsys.readouterr().out
 
 
 def test_a_new_licence_is_a_new_card_and_nothing_else(tmp_path, capsys):
@@ -285,7 +310,7 @@ def test_a_new_licence_is_a_new_card_and_nothing_else(tmp_path, capsys):
     assert "license: mit" in card("--licence=mit")
     source = find(str(tmp_path / "run"))
     run = RunConfig(source.model, DataConfig("none", {"inputs": 8}, 8), "run", 10, card=CardConfig(language="ro"))
-    choices = exports.Choices(formats=("pytorch",), vocabulary="none")
+    choices = Choices(formats=("pytorch",), vocabulary="none")
     exports.export(dataclasses.replace(source, run=run), folder.parent, [5], choices)  # the run's own has it now
     assert "language:\n- ro\n" in (folder / "README.md").read_text()
 
@@ -309,13 +334,28 @@ def test_a_folder_in_a_bucket_is_what_the_newest_command_asks_for(tmp_path, monk
             export(tmp_path / "again" / "run", "gs://bucket/out", *flags)
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_new_card_in_a_bucket_keeps_the_formats_and_the_proof(tmp_path, monkeypatch):
+    write_run(tmp_path / "run", config_of("t5_1_1", vocab_size=384))
+    with emulated(monkeypatch) as server:
+        export(tmp_path / "run", "gs://bucket/out", "--vocabulary=byte", "--hardware=a core")
+        before = set(server.names())
+        export(tmp_path / "run", "gs://bucket/out", "--formats=pytorch", "--no_check", "--licence=mit")
+        card = server.data("out/step_5/README.md").decode()
+        record = json.loads(server.data("out/step_5/conversion.json"))
+        assert set(server.names()) == before and "out/step_5/flax_model.msgpack" in before
+    assert "license: mit" in card and "a core" in card and "passed" in card
+    assert record["formats"] == ["pytorch", "flax"] and record["checked"] and record["vocabulary"] == "byte"
+
+
 @pytest.mark.parametrize("kind", ["T5X", "Hugging Face"])
 def test_others_checkpoints_of_the_same_name_are_others_too(kind, legacy, tmp_path, capsys):
     """Their configurations and cards may be edited, or copied to where they were missing."""
     flags = ("--no_check", "--formats=pytorch", "--vocabulary=none")
     if kind == "T5X":
         source = legacy
-        edited = [legacy / "checkpoint_3" / "config.gin", legacy / "config.gin"]
+        state = next((legacy / "checkpoint_3").glob("state.param_states.*"))  # no folder has it
+        edited = [legacy / "checkpoint_3" / "config.gin", legacy / "config.gin", state / "notes"]
         changed = legacy / "checkpoint_3" / "target.decoder.layers_0.mlp.wo.kernel" / "0.0"
     else:
         export(legacy, tmp_path / "first", *flags)
@@ -690,7 +730,7 @@ def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path, monkeypatch):
 
     monkeypatch.setattr(StoredTree, "_read", counted)
     export(tmp_path / "run", tmp_path / "out", "--no_check")
-    assert set(Counter(read).values()) == {1}  # for PyTorch's weights: Flax has no class
+    assert set(Counter(read).values()) == {1}  # once for PyTorch's weights; transformers has no Flax class of it
     equal(open_folder(tmp_path / "out" / "step_4", config), arrays)
     settings = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
     assert settings["model_type"] == "umt5"

@@ -196,7 +196,7 @@ def test_the_model_is_the_average_of_the_models_that_are_evaluated(
         np.testing.assert_array_equal(model.tree[name], wanted.astype(np.float32))
     has_online = [one.has_average and part.source.averages for one, part in zip(models, parts, strict=True)]
     about = [part.path for part, online in zip(parts, has_online, strict=True) if not online]
-    assert (f"{', '.join(map(str, about))} gave the weights as they were trained" in said) == (
+    assert (f"Of {', '.join(map(str, about))} the weights as trained were averaged, of the others" in said) == (
         len(set(has_online)) == 2
     )
 

@@ -16,7 +16,8 @@ from limba.config.generation import GenerationFields
 from limba.data.run_data import RunData
 from limba.data.sources.columns import FIELD_SEPARATOR
 from limba.evaluation.text import TextEvaluation, sampler
-from limba.export.huggingface import Choices, export, import_folder
+from limba.export.huggingface import export, import_folder
+from limba.export.record import Choices
 from limba.inference.load import TrainedModel
 from tasks import text_to_text  # noqa: F401  registers the task
 from tests import tiny

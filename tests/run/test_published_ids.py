@@ -39,7 +39,8 @@ from limba.data.tasks import resolve_task
 from limba.data.vocabulary.published import open_folder
 from limba.data.vocabulary.shifted import StreamVocabulary, row_ids_of
 from limba.data.vocabulary.special_ids import as_stream
-from limba.export.huggingface import Choices, export
+from limba.export.huggingface import export
+from limba.export.record import Choices
 from limba.formats import huggingface
 from limba.model import Network
 from limba.tools.corpus.inspection import inspect_task
