@@ -684,8 +684,8 @@ class TrainedModel:
         or bfloat16, of the weights in the files. Raises InputError for a folder that is not empty, and for a network
         that the format cannot represent.
 
-        >>> sorted(file.name for file in model.save("exported").iterdir())[:2]
-        ['config.json', 'generation_config.json']
+        >>> sorted(file.name for file in model.save("exported").iterdir())[:3]
+        ['config.json', 'conversion.json', 'generation_config.json']
         """
         if "://" in str(folder):
             with tempfile.TemporaryDirectory(prefix="limba-export-") as local:
