@@ -209,7 +209,7 @@ delete() {
   fi
   remove
   trap 'end_tree $$; rm -rf "$folder"' EXIT
-  if [ -z "$dry" ]; then rm -f "$record.deleted"; fi
+  if [ -z "$dry" ]; then rm -f "$record" "$record.deleted"; fi
   say "deleted; what is in buckets stays"
 }
 

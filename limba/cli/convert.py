@@ -23,7 +23,7 @@ writes a T5X checkpoint, writes a Limba checkpoint from a Hugging Face folder or
     limba convert --gin THEIRS.gin > OURS.gin
 
 Folders for transformers go to MODEL_DIR/huggingface unless OUT is given, one step_<N> for each checkpoint. Finished
-folders are kept, unless another tokenizer or card is now asked for. A folder whose proof fails is renamed
+folders are kept, unless the command now asks for something else. A folder whose proof fails is renamed
 step_<N>.failed.
 
 A Hugging Face folder has model.safetensors, flax_model.msgpack or pytorch_model.bin, of which nothing is run; a private

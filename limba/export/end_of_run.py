@@ -25,7 +25,7 @@ from limba.config import ConfigError, InputError, ModelConfig, RunConfig, reason
 from limba.data.stream.processes import LARGE_PAGES, NO_DEVICES
 from limba.data.vocabulary.vocabularies import Vocabulary
 from limba.export.destinations import Destination, FolderDestination, HubDestination, destinations
-from limba.export.record import is_of_run
+from limba.export.record import names_checkpoint_of
 from limba.formats import limba_checkpoint
 from limba.formats.names import Json
 from limba.sharding.agreement import is_first, of_first
@@ -66,24 +66,27 @@ def check(config: RunConfig) -> None:
         raise ConfigError(_field(config), f"is set, and the network cannot be exported: {error}") from error
     for destination in chosen:
         destination.check()
-        if isinstance(destination, FolderDestination) and not _is_made_again(config, destination, chosen):
-            _check_last_step(config, destination)
+        if isinstance(destination, FolderDestination):
+            _check_last_step(config, destination, _is_in_run(config, destination, chosen))
 
 
-def _is_made_again(config: RunConfig, destination: FolderDestination, chosen: Sequence[Destination]) -> bool:
-    """Returns whether a folder of another checkpoint is made again there: in the run's directory."""
+def _is_in_run(config: RunConfig, destination: FolderDestination, chosen: Sequence[Destination]) -> bool:
+    """Returns whether the export is written there, in the run's own directory."""
     if _first_local(chosen) is not destination or "://" in config.model_dir:
         return False
     return Path(destination.name).resolve().is_relative_to(Path(config.model_dir).resolve())
 
 
-def _check_last_step(config: RunConfig, destination: FolderDestination) -> None:
-    """Raises ConfigError if the run's last step is exported there before the run has it: nothing is overwritten."""
+def _check_last_step(config: RunConfig, destination: FolderDestination, is_in_run: bool) -> None:
+    """Raises ConfigError if the run's last step is exported there before the run has it: nothing is overwritten.
+
+    In the run's own directory a folder of an earlier checkpoint of this run is made again.
+    """
     if config.train_steps is None:  # the data's end says it
         return
     address = destination.address_of(config.train_steps)
     record = destination.record_at(address)
-    if record is None or is_of_run(record, resolved(config.model_dir).name):
+    if record is None or (is_in_run and names_checkpoint_of(record, resolved(config.model_dir).name)):
         return
     if config.train_steps in limba_checkpoint.steps_in(epath.Path(config.model_dir) / "checkpoints"):
         return

@@ -171,10 +171,11 @@ def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool
         asked = {"average": True, "encoder_only": False, **wanted}
         asked[CARD] = {**written.get(CARD, {}), **wanted.get(CARD, {})}
         compared = set(asked) - {"source", "kind", "formats", "checked"}
-        chooses_none = not chooses_vocabulary(asked)
-        if chooses_none and asked.get("extra_ids") is None:
+        is_unchosen = not chooses_vocabulary(asked)
+        if is_unchosen and asked.get("extra_ids") is None:
             compared.discard("extra_ids")
-            if asked.get("vocabulary") == UNKNOWN or chooses_vocabulary(written):
+            has_chosen = chooses_vocabulary(written) and written["vocabulary"] != NONE
+            if asked.get("vocabulary") == UNKNOWN or has_chosen:
                 compared.discard("vocabulary")
         for part in compared:
             if written.get(part, asked[part]) != asked[part]:
@@ -191,7 +192,7 @@ def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool
         )
     if not is_other:
         differing.discard(CHECKPOINT)
-        if differing - {CARD} and chooses_none and asked.get("vocabulary") == UNKNOWN:
+        if differing - {CARD} and is_unchosen and asked.get("vocabulary") == UNKNOWN:
             check_named(written, folder)
     return differing
 
@@ -200,7 +201,7 @@ def check_named(written: Json, folder: object) -> None:
     """Raises InputError for a folder that cannot be made again as it is: its vocabulary was chosen, and is not now."""
     if chooses_vocabulary(written) and written["vocabulary"] != NONE:
         raise InputError(
-            f"{folder} would be made again without its tokenizer, of which the record has no path; give `vocabulary`"
+            f"{folder} would be made again without that tokenizer, of which the record has no path; give `vocabulary`"
             f" again, or {NONE} for no tokenizer."
         )
 
@@ -217,10 +218,10 @@ def has_same_source(record: bytes | None, other: bytes | None) -> bool:
     return one.get("source") == two.get("source") and _may_be_same(one, two)
 
 
-def is_of_run(record: bytes, name: str) -> bool:
-    """Returns whether a folder's record names this run, and no checkpoint of it."""
+def names_checkpoint_of(record: bytes, name: str) -> bool:
+    """Returns whether a folder's record names this run, and a checkpoint of it."""
     written = _read(record)
-    return written.get("source") == name and written.get(CHECKPOINT) is None
+    return written.get("source") == name and written.get(CHECKPOINT) is not None
 
 
 def _may_be_same(one: Json, other: Json) -> bool:

@@ -85,8 +85,7 @@ def kind_of(error: BaseException) -> type[InputError | StorageError]:
     >>> kind_of(OSError(28, "No space left on device")).__name__, kind_of(PermissionError(13, "no")).__name__
     ('StorageError', 'InputError')
     """
-    is_down = is_of_client(error) or isinstance(error, StorageError | ConnectionError | TimeoutError)
-    return StorageError if is_down or _error_number(error) in FULL else InputError
+    return StorageError if is_outage(error) or _error_number(error) in FULL else InputError
 
 
 def short_reason(error: BaseException, within: str = "") -> str:

@@ -115,8 +115,7 @@ class Best:
             self._is_written = try_to_write(self._path, json.dumps(self._record, indent=1) + "\n", self._warns)
         self._warns = self._is_copied and self._is_written
         if self._is_written and self._has_others:  # the step of the record before is not needed any more
-            self._has_others = False
-            self._remove_all_but(self._record["step"])
+            self._has_others = not self._remove_all_but(self._record["step"])
 
     def _copy(self) -> bool:
         """Copies the files that let model_dir/best be read like a run; returns whether it succeeded."""
@@ -155,8 +154,11 @@ class Best:
         self._checkpoints.poll()
         self._has_others = True
 
-    def _remove_all_but(self, step: int) -> None:
-        """Removes the other steps: also later ones, which a run has saved that ended before it could record them."""
+    def _remove_all_but(self, step: int) -> bool:
+        """Removes the other steps: also later ones, which a run has saved that ended before it could record them.
+
+        Returns whether none is left.
+        """
         assert self._checkpoints is not None, "it has saved the step"
         directory = self._checkpoints.directory
 
@@ -171,9 +173,11 @@ class Best:
             others = [other for other in listed if other != step]
             limited(lambda: remove(others), GRACE_SECONDS, "the removal")
         except RestartError:  # the run's own look at its lease ends it
-            pass
-        except Exception as error:  # noqa: BLE001  the new step is good all the same; the next one removes them
-            logger.warning("The steps beside %d in %s cannot be removed (%s).", step, directory, reason_of(error))
+            return False
+        except Exception as error:  # noqa: BLE001  the new step is good all the same; the next `write` tries again
+            logger.warning("The steps beside %d in %s are not removed yet (%s).", step, directory, reason_of(error))
+            return False
+        return True
 
 
 def _record_of(path: epath.Path) -> dict[str, Any]:

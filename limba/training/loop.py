@@ -16,7 +16,7 @@ from limba.model.trees import Parameters
 from limba.sharding import watchdog
 from limba.sharding.agreement import together
 from limba.sharding.preemption import stop_requests
-from limba.storage.failures import is_outage
+from limba.storage.failures import kind_of
 from limba.storage.files import try_to_write
 from limba.training.best import Best
 from limba.training.checks import is_out_of_memory, memory_sentence
@@ -252,8 +252,7 @@ class Loop:
             if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
                 raise
             saved = f"What was trained, up to step {step:,}, is saved."
-            kind = StorageError if is_outage(error) else InputError
-            raise kind(f"{self._reason(error)} {saved}") from error
+            raise kind_of(error)(f"{self._reason(error)} {saved}") from error
         reason_to_end = ""
         if self.best is not None:
             reason_to_end = self.best.judge(step, figures, state, self.reader.positions)
@@ -267,7 +266,7 @@ class Loop:
         if is_out_of_memory(error):
             return memory_sentence(self.config, error)
         where = traceback.extract_tb(error.__traceback__)[-1]
-        if is_outage(error):
+        if kind_of(error) is StorageError:
             advice = "start the same command again when the storage or server answers"
         else:
             advice = "correct that"

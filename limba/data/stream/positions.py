@@ -153,7 +153,7 @@ class DataPositions:
         identity = position["about"]
         for name, now in {**self._identity(), "shard": shard}.items():
             then = position.get(name) if name == "shard" else identity.get(name)
-            if name == "prefix" and now is None and then == prefix_of(self._recipe.task):
+            if name == "prefix" and now is None and all(then == prefix_of(part) for part in self._recipe.parts):
                 continue  # the task's own, which the run had named
             if then != now:
                 raise InputError(
