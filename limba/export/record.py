@@ -201,7 +201,7 @@ def check_named(written: Json, folder: object) -> None:
     """Raises InputError for a folder that cannot be made again as it is: its vocabulary was chosen, and is not now."""
     if chooses_vocabulary(written) and written["vocabulary"] != NONE:
         raise InputError(
-            f"{folder} would be made again without that tokenizer, of which the record has no path; give `vocabulary`"
+            f"{folder} would be made again without its tokenizer, of which the record has no path; give `vocabulary`"
             f" again, or {NONE} for no tokenizer."
         )
 
