@@ -224,7 +224,7 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     others_may_write = status.st_mode & 0o022
     if not is_own or others_may_write:
-        raise PermissionError(errno.EPERM, "it is not a folder of this user alone", str(folder))
+        raise PermissionError(errno.EPERM, f"{folder} is not a folder of this user alone", str(folder))
     return folder
 
 

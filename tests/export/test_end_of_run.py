@@ -133,15 +133,17 @@ def test_an_export_of_a_step_that_the_run_has_yet_to_make_is_refused_before_trai
     again = dataclasses.replace(run, model_dir=str(tmp_path / "run"), export_to=str(tmp_path / "out"))
     end_of_run.check(again)
     record = folder / destinations.RECORD
-    record.write_text(json.dumps({"source": "run"}))  # of an earlier version
-    end_of_run.check(again)
-    record.write_text(json.dumps({"source": "run", "checkpoint": "0000000a"}))
-    with pytest.raises(
-        InputError, match=r"RunConfig\.export_to is .*out/step_2 is there already, .*; remove it, or give"
-    ):
-        end_of_run.check(again)
+    sentence = r"RunConfig\.export_to is .*out/step_2 is there already, .*; remove it, or give"
+    for content in ({"source": "run"}, {"source": "run", "checkpoint": "0000000a"}):  # of an earlier version; of this
+        record.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=sentence):
+            end_of_run.check(again)
     end_of_run.check(dataclasses.replace(again, train_steps=3))
-    end_of_run.check(dataclasses.replace(again, model_dir=str(tmp_path)))  # in its own directory it is made again
+    inside = dataclasses.replace(again, model_dir=str(tmp_path))
+    with pytest.raises(InputError, match=sentence):  # of another run, such as one that this one is a copy of
+        end_of_run.check(inside)
+    record.write_text(json.dumps({"source": tmp_path.name, "checkpoint": "0000000a"}))
+    end_of_run.check(inside)  # in the run's own directory it is made again
     checkpoint = tmp_path / "run" / "checkpoints" / "2"
     (checkpoint / "state").mkdir(parents=True)
     (checkpoint / manifest.FILE).write_text(manifest.text({}, 2))
