@@ -25,7 +25,7 @@ from limba.storage.failures import short_reason
 from limba.storage.files import read_bytes
 
 PARAMETERS = "params/"
-HELD_BYTES = 1 << 28  # of stacks that are held at one time, but whole chunks
+HELD_BYTES = 1 << 28  # of stacks that are held at one time; more where one chunk is larger
 HELD_STACKS = 3  # GPT-2 and ModernBERT store queries, keys and values in one array
 LAST_FORMAT_IN_TEXT = 5  # of data positions: from 6 on they are JSON
 AVERAGE = re.compile(r"^opt_state/\d+/average/(.+)$")  # names the averaged parameter
@@ -213,6 +213,7 @@ class LimbaCheckpoint(Arrays):
             if len(self._held) == HELD_STACKS:
                 self._held.pop(next(iter(self._held)))
             held = self._read_layers(array, number)
+        # Layers are asked for in order, so nothing of a stack is needed after its last one.
         if number < self.tree.stored[array].shape[0] - 1:
             self._held[array] = held
         return held.layers[number - held.first]

@@ -78,7 +78,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def kind_of(error: BaseException) -> type[InputError | StorageError]:
-    """Returns the kind of error, and so the exit status, of an output that cannot be written.
+    """Returns the kind of error, and so the exit status, of an output that cannot be written, or of an evaluation.
 
     StorageError for a full disk, a device that fails and a server without an answer: the same command works later.
 

@@ -38,7 +38,7 @@ class Best:
         self.directory = self._run / "best"
         self._path = self.directory / "best.json"
         self._checkpoints: Checkpoints | None = None
-        self._is_copied = True  # what stands beside the step that was saved last
+        self._is_copied = True  # the files beside the step that was saved last
         self._is_written = True  # the record
         self._has_others = False  # steps beside the one that was saved last
         self._warns = True  # where they cannot be: once in an outage

@@ -324,14 +324,12 @@ def test_a_missing_key_has_the_default_of_training_arguments(translated) -> None
     def fields_of(**changes: Any) -> dict[str, Any]:
         result = translated(**changes)
         run = read_translated(translation._text(result, result.bindings), "a test").config
-        nested = dataclasses.asdict(run).items()
-        parts = {
-            f"{part}.{name}": value
-            for part, fields in nested
-            if isinstance(fields, dict)
-            for name, value in fields.items()
-        }
-        return dict(nested) | parts
+        whole = dataclasses.asdict(run)
+        parts: dict[str, Any] = {}
+        for part, fields in whole.items():
+            if isinstance(fields, dict):
+                parts |= {f"{part}.{name}": value for name, value in fields.items()}
+        return whole | parts
 
     ours = fields_of(**hub)
     theirs = fields_of(**given)

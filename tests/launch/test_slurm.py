@@ -126,7 +126,8 @@ def ended(folder: Path, program: str, state: str) -> tuple[str, tuple[int, str]]
 def test_relative_paths_begin_in_the_folder_of_the_command(chdir: str, gin_in: str, tmp_path: Path) -> None:
     """As with launch/pretrain.sh; the checkout's gin file is taken where this folder has none, and never --chdir's."""
     programs = slurm_stand_ins.write(tmp_path)
-    mine, checkout = tmp_path / "mine", tmp_path / "checkout"
+    mine = tmp_path / "mine"
+    checkout = tmp_path / "checkout"
     for folder in (mine / "other", checkout / "launch"):
         folder.mkdir(parents=True)
     for folder in {tmp_path / gin_in, mine / "other", checkout}:

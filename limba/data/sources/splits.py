@@ -274,7 +274,9 @@ class Splits:
         policy = dataclasses.replace(self._policy, keep_blank=True)
         shares = {}
         for key, column in zip(self.keys, self.columns, strict=True):
-            rows = [row for unit in some for row in self.first_rows(unit, column, policy)]
+            rows: list[bytes] = []
+            for unit in some:
+                rows += self.first_rows(unit, column, policy)
             shares[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
         return shares
 

@@ -70,6 +70,7 @@ def put(card: Path, columns: Sequence[str], table: Table, suite: Suite, notes: S
     others = [result for result in data.eval_results or [] if not result.dataset_type.startswith(f"{suite.name}/")]
     data.eval_results = [*others, *figures]
     data.model_name = data.get("model_name") or card.parent.resolve().name
+    # YAML reads `no`, Norwegian, as False.
     if data.language is False or isinstance(data.language, list):
         data.language = languages(card)
     begin = BEGIN.format(suite.name)

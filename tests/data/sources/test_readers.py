@@ -195,13 +195,12 @@ def test_only_the_one_column_called_tokens_holds_ids(tmp_path, suffix):
             path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
         return listing.list_units(listing.list_files([str(path)]))
 
-    pairs = units(tokens=[[5, 6], [7]], tags=[["A", "B"], ["C"]])
-    cells = [row for unit in pairs for chunk in readers.read_chunks(unit, ("tokens", "tags")) for row in chunk]
-    assert cells == [b"5 6\0A B", b"7\0C"]
-    cells = [
-        row for unit in units(tokens=[[], [5], None]) for chunk in readers.read_chunks(unit, "tokens") for row in chunk
-    ]
-    assert [np.frombuffer(row, "<i4").tolist() for row in cells] == [[5]]
+    (pairs,) = units(tokens=[[5, 6], [7]], tags=[["A", "B"], ["C"]])
+    (chunk,) = readers.read_chunks(pairs, ("tokens", "tags"))
+    assert chunk == [b"5 6\0A B", b"7\0C"]
+    (ids,) = units(tokens=[[], [5], None])
+    (chunk,) = readers.read_chunks(ids, "tokens")
+    assert [np.frombuffer(row, "<i4").tolist() for row in chunk] == [[5]]
     with pytest.raises(InputError, match="holds list in column 'meta.tokens', not text"):
         read_all(units(meta=[{"tokens": [5, 6]}]), "meta.tokens")
     for values, held in (([1.5], "list in column 'tokens', not ids"), ([1 << 40], "that is no id, an int32")):

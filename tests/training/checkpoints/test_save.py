@@ -217,9 +217,12 @@ def test_a_removal_that_stands_still_leaves_time_for_the_next_attempt(
     """A bucket that is down took all of the phase's time to refuse the removal, and the save was given up."""
     if in_bucket:
         monkeypatch.setattr(step_directory, "_is_bucket", lambda _: True)
-    may_go_on, ended = threading.Event(), threading.Event()
+    may_go_on = threading.Event()
+    ended = threading.Event()
     attempts: list[step_directory.Attempt] = []
-    limited, commit_step, clear_step = saver.limited, step_directory.commit_step, step_directory.clear_step
+    limited = saver.limited
+    commit_step = step_directory.commit_step
+    clear_step = step_directory.clear_step
 
     def no_time_for_the_removal(call: Callable[[], object], seconds: float, what: str) -> object:
         return limited(call, 0.0 if what == "the removal" else seconds, what)
