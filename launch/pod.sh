@@ -43,7 +43,7 @@ while [ $# -gt 0 ]; do
     --slices=*) slices=${1#*=} ;;
     --env*)
       case $action in setup | run) ;; *) fail "--env is for setup and run; leave it out of $action." ;; esac
-      [[ $1 =~ ^--env=[A-Za-z_][A-Za-z0-9_]*= ]] || fail "$1 is no variable; write --env=NAME=VALUE."
+      [[ $1 =~ ^--env=[A-Za-z_][A-Za-z0-9_]*= ]] || fail "$1 is not a variable; write --env=NAME=VALUE."
       variables+=("${1#*=}") ;;
     --) shift; more+=("$@"); break ;;
     *) [ "$action" = run ] || fail "the argument $1 of $action is not known; see --help."; words+=("$1") ;;

@@ -271,7 +271,7 @@ def test_workers_of_different_commits_do_not_start(laptop: Path) -> None:
         (("run", "a", "gin/demo.gin", ZONE), "MODEL_DIR is not given"),
         (("logs", "a", ZONE, "--lines=many"), "whole numbers"),
         (("watch", "a", ZONE, "--env=A=b"), "--env is for setup and run; leave it out of watch."),
-        (("run", "a", "gin/demo.gin", ZONE, "--env=A"), "--env=A is no variable; write --env=NAME=VALUE."),
+        (("run", "a", "gin/demo.gin", ZONE, "--env=A"), "--env=A is not a variable; write --env=NAME=VALUE."),
         (("run", "a", ZONE, "--env=A=b"), "--env is given without a gin file; give the whole command again."),
         (("setup", "a", ZONE, "--env=HF_TOKEN=hf_x"), "write HF_TOKEN=… bash launch/pod.sh setup a."),
     ],

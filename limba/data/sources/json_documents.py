@@ -259,7 +259,7 @@ def not_document(
         better = f"'{column}[]'"
     elif holds_ids and isinstance(value, list):
         if _are_numbers(value):
-            held = f"a number in column {column!r} that is no id, an int32"
+            held = f"a number in column {column!r} that is not an int32 id"
         elif any(isinstance(word, str) for word in value):
             held = f"words in column {column!r}, a name for ids"
             better = f"'{column}[]'"

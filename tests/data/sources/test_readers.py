@@ -203,7 +203,7 @@ def test_only_the_one_column_called_tokens_holds_ids(tmp_path, suffix):
     assert [np.frombuffer(row, "<i4").tolist() for row in chunk] == [[5]]
     with pytest.raises(InputError, match="holds list in column 'meta.tokens', not text"):
         read_all(units(meta=[{"tokens": [5, 6]}]), "meta.tokens")
-    for values, held in (([1.5], "list in column 'tokens', not ids"), ([1 << 40], "that is no id, an int32")):
+    for values, held in (([1.5], "list in column 'tokens', not ids"), ([1 << 40], "that is not an int32 id")):
         with pytest.raises(InputError, match=held):
             read_all(units(tokens=[values]), "tokens")
 
