@@ -198,16 +198,39 @@ def _sums(plan: _Plan, mesh: Mesh | None, states: Array, head: Array, targets: A
     return _on_devices(plan, mesh, False, states, head, targets, weights)[0]
 
 
-def _sums_forward(plan: _Plan, mesh: Mesh | None, *arrays: Array) -> tuple[SumsOfChunk, tuple | None]:
-    return _on_devices(plan, mesh, True, *arrays)
+def _sums_forward(
+    plan: _Plan, mesh: Mesh | None, states: Array, head: Array, targets: Array, weights: Array
+) -> tuple[SumsOfChunk, tuple]:
+    enlarged = None
+    if states.dtype == jnp.float16:
+        enlarged = _enlargement(weights)
+        weights = weights * enlarged
+    sums, gradient = _on_devices(plan, mesh, True, states, head, targets, weights)
+    if enlarged is not None:
+        sums = jax.tree.map(lambda total: total / enlarged, sums)
+    return sums, (gradient, enlarged)
+
+
+def _enlargement(weights: Float[Array, "B Q"]) -> Float[Array, ""]:
+    """Returns a power of two that makes the largest weight 1 to 2.
+
+    A float16 loss is scaled only after the chunks have computed its gradient. Where the weights are small, as with
+    normalize_by='sequences', most of the gradient would be rounded to nothing before that.
+    """
+    largest = jnp.max(weights)
+    _, exponent = jnp.frexp(jnp.where(largest > 0, largest, 1.0))
+    return jnp.ldexp(jnp.float32(1), 1 - exponent)
 
 
 def _sums_backward(
-    plan: _Plan, mesh: Mesh | None, saved: tuple[Array, Array], gradients: SumsOfChunk
+    plan: _Plan, mesh: Mesh | None, saved: tuple[tuple[Array, Array], Array | None], gradients: SumsOfChunk
 ) -> tuple[Array, Array, None, None]:
-    to_states, to_head = saved  # of the trained sum; the others are figures, not trained
-    to_head = (to_head * gradients[0].astype(to_head.dtype)).astype(to_states.dtype)
-    return to_states * gradients[0].astype(to_states.dtype), to_head, None, None
+    (to_states, to_head), enlarged = saved  # of the trained sum; the others are figures, not trained
+    factor = gradients[0]
+    if enlarged is not None:
+        factor = factor / enlarged
+    to_head = (to_head * factor.astype(to_head.dtype)).astype(to_states.dtype)
+    return to_states * factor.astype(to_states.dtype), to_head, None, None
 
 
 _sums.defvjp(_sums_forward, _sums_backward)

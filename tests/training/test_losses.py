@@ -65,6 +65,31 @@ def test_loss_in_chunks_and_its_gradients_equal_whole_logits(mesh: MeshConfig | 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *gradients)
 
 
+@pytest.mark.parametrize("mesh", [None, MeshConfig(2, 1, 2)])
+def test_small_weights_leave_a_gradient_in_float16_whose_loss_is_scaled_after_the_chunks(
+    mesh: MeshConfig | None,
+) -> None:
+    random = np.random.default_rng(0)
+    states, head = (jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in ((8, 5, 16), (16, 4096)))
+    targets = jnp.asarray(random.integers(0, 4096, (8, 5)))
+    weights = jnp.full((8, 5), 1 / 512, jnp.float32)  # of sequences of 512 tokens
+    devices = None if mesh is None else tiny.mesh_of(mesh, mesh.data * mesh.fsdp * mesh.model)
+    loss_scale = 2.0**13
+
+    def loss(states: jax.Array, head: jax.Array) -> jax.Array:
+        sums = chunked_cross_entropy(states, (head, 0.25), targets, weights, LossConfig(), devices, num_chunks=2)
+        return loss_scale * sums[0]
+
+    wanted, wanted_gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(states, head)
+    half = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+    value, gradients = half(states.astype(jnp.float16), head.astype(jnp.float16))
+    np.testing.assert_allclose(value, wanted, rtol=1e-3)
+    for gradient, of_float32 in zip(gradients, wanted_gradients, strict=True):
+        assert gradient.dtype == jnp.float16
+        difference = gradient.astype(jnp.float32) - of_float32
+        assert jnp.linalg.norm(difference) < 0.002 * jnp.linalg.norm(of_float32)
+
+
 def scans_of(rows: int, vocab_size: int, mesh: MeshConfig | None = None, num_chunks: int | None = None) -> list[tuple]:
     """Returns (length, rows of a chunk, ids of a device) of each loop in the loss of rows of 512 tokens of width 4."""
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 512, 4), (4, vocab_size), (rows, 512))]
