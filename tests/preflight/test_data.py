@@ -24,9 +24,9 @@ from limba.api import NewVocabulary
 from limba.cli.gin.statements import read
 from limba.config import CheckpointConfig, ConfigError, DataConfig, RunConfig
 from limba.config.errors import Open
+from limba.data import task_modules
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.objectives.spans import raw_and_targets
-from limba.data import task_modules
 from limba.data.sources import FileSource, splits
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
