@@ -249,6 +249,14 @@ def test_one_prefix_of_a_whole_mixture_is_an_error_unless_the_run_has_begun_so(r
     assert not [line for line in section_of(both).lines if "is one text for all inputs" in line.text]
 
 
+def test_a_corpus_of_ids_is_no_error_as_a_start_trains_it(run: RunConfig) -> None:
+    rows = [json.dumps({"tokens": list(range(3 + number, 300))}) for number in range(40)]
+    Path("ids.jsonl").write_text("\n".join(rows))
+    section = section_of(with_data(run, data_files="ids.jsonl", column="tokens", vocabulary="byte"))
+    assert not [line for line in section.lines if line.level == "error"]
+    the_line(section, "The corpus holds ids, tokenized beforehand")
+
+
 def test_a_task_that_divides_long_texts_cuts_none(run: RunConfig) -> None:
     lengths = {"inputs": 40, "targets": 40}
     divided = with_data(run, mixture_or_task_name="fr_capitals_bytes", vocabulary="byte", task_feature_lengths=lengths)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Data"
+IDS = "tokens"  # the feature of documents that are ids already
 SECONDS = 2.0  # for which reading is timed
 # How much is read to compare the text of units with the bytes of their files.
 UNITS_MEASURED = 3
@@ -162,6 +163,10 @@ class TextOfPart:
 
     def documents(self, data: Data) -> Iterator[Line]:
         """Yields what the sampled documents are, and what is wrong with their text."""
+        if isinstance(self.part.source, UnitSource) and IDS in self.part.source.keys:
+            data["documents"] = None
+            yield Line("ok", f"{self.name}The corpus holds ids, tokenized beforehand; its text is not looked at.")
+            return
         data["documents"] = 0  # unless they can be read
         self.sample = sample.sampled(self.config, self.part)
         if self.sample is None:
