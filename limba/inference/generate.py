@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -18,14 +17,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from limba.config import GenerationConfig, InputError
+from limba.data.vocabulary.generation_rules import differences
 from limba.data.vocabulary.sentinels import decoded, num_sentinels, sentinel_ids, sentinel_table
 from limba.data.vocabulary.special_ids import END, START, SpecialIds, of_run
 from limba.data.vocabulary.vocabularies import Vocabulary
+from limba.formats.weights import say_once
 from limba.inference import limits, search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, num_batch_groups
-
-logger = logging.getLogger(__name__)
 
 T5_LAYOUT = SpecialIds()  # the ids with a role in a T5 of Limba
 # Inputs and prompts are padded to a multiple, so that few programs are compiled.
@@ -167,22 +166,33 @@ class Writer:
         limits.check_generation(self.network.config, self.config, self.num_rows, self.mesh)
         self._continues = self.network.config.is_decoder_only
         self._special = self.special or of_run(self.vocabulary, self.network.config)
-        if self._special.unsupported:
-            raise InputError(
-                f"generation_config.json has {' and '.join(self._special.unsupported)}, which Limba's search does not"
-                " have; take it out to generate without it."
-            )
-        if self._special.passed_over:
-            logger.warning(
-                "The model's files ask for %s, which Limba's search does not have: transformers writes other texts.",
-                " and ".join(self._special.passed_over),
-            )
+        self._check_rules()
         self._sharding = batch_sharding(self.mesh)
         num_rows = self.network.config.vocab_size
         self._banned = search.banned_mask(num_rows, self._num_ids(), self._banned_ids())
         # The seed is in the keys: another one needs no other program.
         plan = Plan(self.network, dataclasses.replace(self.config, seed=0), self._special.ends, self.is_prefix)
         self._plan = plan._replace(start=self._special.generation_start)
+
+    def _check_rules(self) -> None:
+        """Refuses rules of a folder that change a text, and says which of its search is not done here."""
+        file = self._special.rules_file
+        if self._special.unsupported:
+            raise InputError(
+                f"{file} has {' and '.join(self._special.unsupported)}, which Limba's search does not have; take it out"
+                " to generate without it."
+            )
+        unknown, not_chosen = differences(self._special.search, self.config)
+        if unknown:
+            say_once(
+                f"{file} asks for {' and '.join(unknown)}, which Limba's search does not have: transformers may write"
+                " other texts."
+            )
+        if not_chosen:
+            say_once(
+                f"{file} asks for {' and '.join(not_chosen)}, which transformers does unless it is told otherwise, and"
+                " this search does not: give GenerationConfig the same for its texts."
+            )
 
     def _num_ids(self) -> int:
         """Returns how many ids may be written: those with a piece. transformers may write every row of a folder."""

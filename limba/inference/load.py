@@ -272,11 +272,14 @@ class TrainedModel:
         """The run's GenerationConfig; greedy if only the network is known.
 
         A model of a folder for transformers may write its sentinels, as in transformers, unless its
-        generation_config.json suppresses them.
+        generation_config.json suppresses them, and has that file's no_repeat_ngram_size.
         """
         if self.source.run is not None:
             return self.source.run.generation
-        return GenerationConfig(ban_sentinels=not self.special_ids.is_published)
+        special = self.special_ids
+        return GenerationConfig(
+            ban_sentinels=not special.is_published, no_repeat_ngram_size=special.no_repeat_ngram_size
+        )
 
     @property
     def batch_size(self) -> int:

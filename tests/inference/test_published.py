@@ -343,18 +343,67 @@ def test_roles_of_generation_are_those_of_its_file(tmp_path: Path, caplog: pytes
     assert (ours.special_ids.decoder_start, ours.special_ids.generation_start) == (5, 7)
     with pytest.raises(InputError, match=r"has ids of its own .*decoder_start_token_id 5"):
         check_initial(str(tmp_path))
-    path.write_text(json.dumps({**settings, "forced_bos_token_id": 9}))
-    with pytest.raises(InputError, match="has forced_bos_token_id, which Limba's search does not have"):
-        limba.load(tmp_path).generate(["a"])
-    path.write_text(json.dumps({**settings, "repetition_penalty": 1.1, "min_length": 0, "no_repeat_ngram_size": 3}))
-    assert "ask for" not in caplog.text
+    for forced in (9, 0):
+        path.write_text(json.dumps({**settings, "forced_bos_token_id": forced}))
+        with pytest.raises(InputError, match="/generation_config.json has forced_bos_token_id, which Limba's search"):
+            limba.load(tmp_path).generate(["a"])
+    path.write_text(json.dumps({**settings, "repetition_penalty": 1.1, "min_length": 0}))
+    assert "asks for" not in caplog.text
     limba.load(tmp_path).generate(["a"], max_tokens=2)
-    assert "ask for repetition_penalty 1.1 and no_repeat_ngram_size 3, which Limba's search does not" in caplog.text
+    assert f"{path} asks for repetition_penalty 1.1, which Limba's search does not have" in caplog.text
     path.write_text(json.dumps({**settings, "decoder_start_token_id": 10**6}))
     with pytest.raises(
         InputError, match="generation_config.json has decoder_start_token_id 1000000, and the model has"
     ):
         limba.load(tmp_path).generate(["a"])
+
+
+def test_the_search_that_a_file_asks_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No n-gram twice is the default of its folder; beams are the caller's choice, and the log says so."""
+    tokenizer = folders.generic("unigram")
+    folders.saved(tmp_path, "t5", tokenizer)
+    path = tmp_path / "generation_config.json"
+    settings = json.loads(path.read_text())
+
+    def texts() -> list[list[int]]:
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+        ids = torch.tensor([tokenizer(TEXTS[0]).input_ids])
+        theirs = model.generate(ids, max_new_tokens=12)[0, 1:].tolist()
+        loaded = limba.load(tmp_path)
+        assert loaded.generation.no_repeat_ngram_size == settings.get("no_repeat_ngram_size", 0)
+        ours = loaded.samples(TEXTS[:1], max_tokens=12)[0][0].ids.tolist()
+        return [theirs, ours[: len(theirs)]]
+
+    theirs, ours = texts()
+    assert theirs == ours
+    free = theirs
+    settings["no_repeat_ngram_size"] = 1
+    path.write_text(json.dumps(settings))
+    theirs, ours = texts()
+    assert theirs == ours != free
+    assert "asks for" not in caplog.text
+    limba.load(tmp_path).generate(["a"], max_tokens=2, no_repeat_ngram_size=0)
+    assert f"{path} asks for no_repeat_ngram_size 1, which transformers does" in caplog.text
+    caplog.clear()
+    path.write_text(json.dumps({**settings, "num_beams": 4, "length_penalty": 2.0}))
+    limba.load(tmp_path).generate(["a"], max_tokens=2, num_beams=4, length_penalty=2.0)
+    assert "asks for" not in caplog.text
+    limba.load(tmp_path).generate(["a"], max_tokens=2)
+    assert f"{path} asks for num_beams 4 and length_penalty 2.0, which transformers does" in caplog.text
+
+
+def test_rules_are_those_of_one_file(tmp_path: Path) -> None:
+    """config.json's count only where generation_config.json is missing, as in transformers; it is named then."""
+    tokenizer = folders.generic("unigram")
+    folders.saved(tmp_path, "t5", tokenizer)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bad_words_ids": [[9]]}))
+    generation = tmp_path / "generation_config.json"
+    generation.write_text("{}")
+    limba.load(tmp_path).generate(["a"], max_tokens=2)
+    generation.unlink()
+    with pytest.raises(InputError, match="/config.json has bad_words_ids, which Limba's search does not have"):
+        limba.load(tmp_path).generate(["a"], max_tokens=2)
 
 
 def test_a_tokenizer_may_have_more_ids_than_the_model_has_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

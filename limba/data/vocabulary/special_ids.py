@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig
+from limba.data.vocabulary import generation_rules
 from limba.data.vocabulary.published import PublishedVocabulary, open_folder
 from limba.data.vocabulary.published_files import read_json
 from limba.data.vocabulary.sentinels import begin_id, known_mask_id, sentinel_table
@@ -34,23 +35,6 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "gpt2": {"bos_token_id": 50256, "eos_token_id": 50256},
     "eurobert": {"pad_token_id": 128001, "mask_token_id": 128002},
     "modernbert": {"pad_token_id": 50283},
-}
-# Keys of generation_config.json that change which ids are written, and that Limba's search does not have.
-_UNSUPPORTED = (
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "forced_decoder_ids",
-    "begin_suppress_tokens",
-    "bad_words_ids",
-    "sequence_bias",
-    "exponential_decay_length_penalty",
-)
-# Keys that make a search choose otherwise, which Limba's does not have either, and the values that change nothing. The
-# model can be used without them, and the user is told. What Limba has (sampling, beams, …) is the caller's choice.
-_PASSED_OVER: Mapping[str, tuple[object, ...]] = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (None, 1, 1.0)),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (None, 0)),
-    **dict.fromkeys(("min_length", "min_new_tokens"), (None, 0)),
 }
 ENCODER_DECODERS = ("t5", "mt5", "umt5")
 LANGUAGE_MODELS = ("llama", "gpt2")
@@ -99,8 +83,9 @@ class SpecialIds:
     before: tuple[int, ...] = ()  # the template: what is put before a text …
     after: tuple[int, ...] = ()  # … and after it
     suppressed: tuple[int, ...] = ()  # are never written
-    unsupported: tuple[str, ...] = ()  # rules of generation_config.json that Limba does not have
-    passed_over: tuple[str, ...] = ()  # rules of the same file that change which text is found, and are not applied
+    rules_file: str = "generation_config.json"  # which says how a text is written: this one, else config.json
+    unsupported: tuple[str, ...] = ()  # its rules for the ids of a text that Limba does not have
+    search: tuple[tuple[str, object], ...] = ()  # how it has a text searched for, where that is no default
     input_end: int | None = None  # of a language model that learned pairs: what stands between an input and its target
     is_published: bool = False  # read from a folder for transformers; False: T5's layout, in which 0 is never text
 
@@ -108,6 +93,12 @@ class SpecialIds:
     def end(self) -> int | None:
         """What a text ends with; None for a model without an end."""
         return self.ends[0] if self.ends else None
+
+    @property
+    def no_repeat_ngram_size(self) -> int:
+        """The size of n-grams of which none is written twice, as a folder asks for it; 0: any may be."""
+        size = dict(self.search).get("no_repeat_ngram_size")
+        return size if isinstance(size, int) and size > 0 else 0
 
     @property
     def first(self) -> int:
@@ -188,11 +179,12 @@ class SpecialIds:
 def of_run(vocabulary: Vocabulary | None, model: ModelConfig) -> SpecialIds:
     """Returns the ids of a model that Limba or T5X trained with this vocabulary.
 
-    For a run whose vocabulary is a folder for transformers they are the folder's.
+    For a run whose vocabulary is a folder for transformers they are the folder's; how a text is searched for is the
+    run's own choice.
     """
     published = None if vocabulary is None else published_of(vocabulary)
     if isinstance(published, PublishedVocabulary):
-        return of_folder(published.folder, published, model)
+        return replace(of_folder(published.folder, published, model), search=())
     if model.is_encoder:
         return of_encoder(vocabulary)
     end = _end_of(vocabulary)
@@ -258,7 +250,7 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         mask = roles.get("mask_token", mask)
     elif vocabulary is not None:
         mask = known_mask_id(vocabulary)
-    rules = generation or config
+    rules = of_generation.content
     return SpecialIds(
         padding=padding,
         start=start,
@@ -271,8 +263,9 @@ def of_folder(folder: epath.Path, vocabulary: Vocabulary | None, model: ModelCon
         before=before,
         after=after,
         suppressed=of_generation.several("suppress_tokens"),
-        unsupported=tuple(key for key in _UNSUPPORTED if rules.get(key)),
-        passed_over=tuple(f"{key} {rules[key]}" for key, same in _PASSED_OVER.items() if rules.get(key) not in same),
+        rules_file=of_generation.file,
+        unsupported=generation_rules.refused(rules),
+        search=generation_rules.of_search(rules),
         is_published=True,
     )
 
