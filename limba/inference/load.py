@@ -319,6 +319,17 @@ class TrainedModel:
         >>> model.tokenize("Ab").tolist()  # UTF-8 bytes, each 3 higher, and the end of sequence
         [68, 101, 1]
         """
+        return self._ids_of(text, self._longest_input)
+
+    @property
+    def _longest_input(self) -> int | None:
+        """The number of tokens at which an input is cut; None for a language model, which reads all of it."""
+        if self.network.config.is_decoder_only and not self.network.config.is_encoder:
+            return None
+        return self.lengths["inputs"]
+
+    def _ids_of(self, text: str, length: int | None = None) -> Int[np.ndarray, " L"]:
+        """Returns `tokenize` of a text, cut to so many tokens, or uncut; those of a language model are never cut."""
         from limba.inference.mask_filling import masked_ids
         from limba.inference.token_ids import input_ids, prompt_ids
 
@@ -326,10 +337,10 @@ class TrainedModel:
         vocabulary = self.vocabulary
         special = self.special_ids
         if self.network.config.is_encoder:
-            return masked_ids(text, vocabulary, special, self.lengths["inputs"])
+            return masked_ids(text, vocabulary, special, length)
         if self.network.config.is_decoder_only:
             return prompt_ids(self._prompt(text), vocabulary, special)
-        return input_ids(self.prefix + text, vocabulary, special, self.lengths["inputs"])
+        return input_ids(self.prefix + text, vocabulary, special, length)
 
     @property
     def answers(self) -> bool:
@@ -492,7 +503,7 @@ class TrainedModel:
         rows = num_rows or self.batch_size
         special = self.special_ids
         likelihoods = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix, special)
-        self._warn_of_cut([inputs for inputs, _ in pairs], [read for read, _ in ids])
+        self._warn_of_cut([inputs for inputs, _ in pairs], [read for read, _ in ids], self._longest_input)
         scores = []
         num_cut = 0
         for likelihood, (_, read), (_, target) in zip(likelihoods.tolist(), ids, pairs, strict=True):
@@ -603,35 +614,26 @@ class TrainedModel:
             )
         raise InputError(f"{self.path} is an encoder, which {what} no text; call {uses}.")
 
-    def _warn_of_cut(self, texts: Sequence[str], ids: Sequence[np.ndarray]) -> None:
-        """Logs, once for a model, that texts are longer than those it was trained with, and were cut."""
-        length = self.lengths.get("inputs")
+    def _warn_of_cut(self, texts: Sequence[str], ids: Sequence[np.ndarray], length: int | None) -> None:
+        """Logs, once for a model, that texts are longer than what is read of each, and were cut."""
         if length is None or self._said_cut:
             return
         # Only texts that fill the length can have been cut: the others are not tokenized again.
         full = [text for text, text_ids in zip(texts, ids, strict=True) if len(text_ids) >= length]
-        num_cut = sum(self._num_tokens(text) > length for text in full)
+        num_cut = sum(len(self._ids_of(text)) > length for text in full)
         if num_cut:
             self._said_cut = True
             logger.warning(
-                "%d of %d texts are longer than the %d tokens that the model was trained with; what comes after them is"
-                " not read.",
-                num_cut, len(texts), length,
+                "%d of %d texts are longer than %s; what comes after them is not read.",
+                num_cut, len(texts), self._name_of_length(length),
             )  # fmt: skip
 
-    def _num_tokens(self, text: str) -> int:
-        """Returns how many tokens a text has uncut, with the ids around it; 0 for a language model, which cuts none."""
-        from limba.inference.mask_filling import masked_ids
-        from limba.inference.token_ids import input_ids
-
-        text = whole_letters(text)
-        vocabulary = self.vocabulary
-        special = self.special_ids
-        if self.network.config.is_encoder:
-            return len(masked_ids(text, vocabulary, special))
-        if self.network.config.is_decoder_only:
-            return 0
-        return len(input_ids(self.prefix + text, vocabulary, special))
+    def _name_of_length(self, length: int) -> str:
+        """Returns a length with where it is from."""
+        is_known = self.source.run is not None or self.source.length is not None
+        if not is_known or length != self._longest_input:
+            return f"the {length:,} tokens that are read of each"
+        return f"the {length:,} tokens that the model was trained with"
 
     def encode(self, texts: Sequence[str], pooling: str | None = None) -> Float[np.ndarray, "N D"]:
         """Returns one vector per text, from the encoder's output, or from a language model's last hidden states.
@@ -654,15 +656,17 @@ class TrainedModel:
         texts = [modules.prompt + text for text in listed(texts)]
         if modules.lowers:
             texts = [text.lower() for text in texts]
-        ids = [self.tokenize(text) for text in texts]
-        self._warn_of_cut(texts, ids)
+        # The folder's own limit counts, whatever length its tokenizer or its network names.
+        length = modules.max_tokens or self._longest_input
+        ids = [self._ids_of(text, length) for text in texts]
+        self._warn_of_cut(texts, ids, length)
         if any(not len(text_ids) for text_ids in ids):
             raise InputError(
                 "A text is empty, and the model's tokenizer puts nothing around it; give texts with letters."
             )
         after = self.special_ids.after
         end = after[-1] if after else None
-        ids = [truncated(text_ids, modules.max_tokens, end) for text_ids in ids]
+        ids = [truncated(text_ids, length, end) for text_ids in ids]  # of a language model: the others are cut
         compute = functools.partial(pooled, self.network, modules.poolings, self.special_ids.is_published, self.params)
         rows = computed_in_batches(compute, ids, self.rows(min(self.batch_size, len(ids))), self.mesh)
         width = self.network.config.emb_dim * len(modules.poolings)

@@ -127,6 +127,21 @@ def test_an_old_folder_with_a_prompt_small_letters_and_a_length(network: Path, t
     same(folder, [states(network, ("qu: " + text)[:6]).mean(0) for text in TEXTS])
 
 
+@pytest.mark.parametrize("length", [700, 550])
+def test_a_folders_own_length_counts_whatever_its_tokenizers(
+    length: int, network: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """max_seq_length, larger than the 512 of a folder that names no length."""
+    folder = folder_of(tmp_path, network, {"pooling_mode_mean_tokens": True})
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    text = "abcde " * 100
+    vectors = limba.load(folder, vocabulary="byte").encode([text])
+    wanted = states(network, text[: length - 1]).mean(0)[None]
+    np.testing.assert_allclose(vectors, wanted.numpy(), atol=2e-5)
+    was_cut = "1 of 1 texts are longer than the 550 tokens that are read of each" in caplog.text
+    assert was_cut == (length == 550)
+
+
 def test_sentence_transformers_itself_gives_the_same(network: Path, tmp_path: Path) -> None:
     """Where that library is installed; the project does not need it."""
     library = pytest.importorskip("sentence_transformers")
