@@ -17,7 +17,7 @@ import numpy as np
 import tensorstore as ts
 
 from limba import tool_registry
-from limba.config import InputError, ModelConfig, reason_of, untrusted_files
+from limba.config import ConfigError, InputError, ModelConfig, reason_of, untrusted_files
 from limba.formats.architectures import (
     CLASSES,
     EMBEDDING,
@@ -30,7 +30,7 @@ from limba.formats.architectures import (
     unfused,
 )
 from limba.formats.architectures import kind as kind_of_network
-from limba.formats.huggingface_config import model_fields
+from limba.formats.huggingface_config import has_logits, keys_of, model_fields
 from limba.formats.huggingface_names import NAMES, canonical, embedding_of, is_of_head, is_passed_over, renamed
 from limba.formats.names import BIN, BIN_INDEX, Arrays, Json, Stored, check_names, flatten
 from limba.formats.weights import (
@@ -123,8 +123,15 @@ def stored_head(folder: Path, stored: Arrays | None, emb_dim: int = 1) -> Stored
         head = StoredHead(True)
     else:
         head = StoredHead(False, embedding)
+    if not has_logits(hf_config, kind):
+        return head
+    if kind == "umt5" and is_by_5 and is_own and not says_tied:
+        say_once(
+            f"{folder}: config.json has tie_word_embeddings false, as the umT5 was trained; transformers 5 takes it for"
+            " true when it reads the folder, so its logits there are these times d_model^-0.5."
+        )
     if says_tied and not head.is_tied:
-        why = "lm_head.weight is another matrix" if is_own else "its logits are not scaled as a tied T5's"
+        why = f"{name} is another matrix" if is_own else "its logits are not scaled as a tied T5's"
         say_once(
             f"{folder}: config.json ties the output layer to the embedding, but {why}: read as a layer of its own."
         )
@@ -364,6 +371,11 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
                 Path(directory), _pytorch_arrays(Path(directory), kind)
             ).is_tied
         return ModelConfig(**{**fields, "dtype": "float32", **choices})
+    except ConfigError as error:
+        named = keys_of(str(error.field).removeprefix("ModelConfig."), kind)
+        raise InputError(
+            f"{path}: Limba has no network with this {named} ({str(error).rstrip('.')}); use the model in transformers."
+        ) from error
     except KeyError as error:
         raise InputError(f"{path} has no {error}; give the config.json of a Hugging Face model.") from error
     except InputError as error:

@@ -134,8 +134,9 @@ def model_fields(hf_config: Json, name: str) -> Json:
     fields = {"num_encoder_layers": 0} | _fields(hf_config, name)
     width = fields["emb_dim"] // fields["num_heads"]
     if name == "modernbert":
-        fields |= _of_modernbert(hf_config, width, fields["num_decoder_layers"])
-        return fields | {"head_dim": width, "has_logits": _has_logits(hf_config, name)}
+        fields["has_logits"] = has_logits(hf_config, name)
+        fields |= _of_modernbert(hf_config, width, fields["num_decoder_layers"], with_head=fields["has_logits"])
+        return fields | {"head_dim": width}
     if name == "gpt2":
         activation = keys.activation("activation_function", hf_config.get("activation_function", "gelu_new"))
         fields["mlp_dim"] = fields["mlp_dim"] or 4 * fields["emb_dim"]
@@ -143,7 +144,7 @@ def model_fields(hf_config: Json, name: str) -> Json:
     activation = keys.activation("hidden_act", hf_config.get("hidden_act", "silu"))
     biases = tuple(part for part in ("attention", "mlp") if hf_config.get(f"{part}_bias"))
     if name == "eurobert":
-        fields |= {"attention_mask": "bidirectional", "has_logits": _has_logits(hf_config, name)}
+        fields |= {"attention_mask": "bidirectional", "has_logits": has_logits(hf_config, name)}
         if fields["has_logits"] and "mlp" in biases:
             biases += ("logits",)
     return fields | {
@@ -156,14 +157,27 @@ def model_fields(hf_config: Json, name: str) -> Json:
     }
 
 
-def _has_logits(hf_config: Json, name: str) -> bool:
+def has_logits(hf_config: Json, name: str) -> bool:
     """Returns whether a config.json's class has the vocabulary's logits; without them its encoder alone is read.
 
-    >>> _has_logits({"architectures": ["EuroBertForSequenceClassification"]}, "eurobert")
+    >>> has_logits({"architectures": ["EuroBertForSequenceClassification"]}, "eurobert")
     False
     """
     theirs = str((hf_config.get("architectures") or [""])[0])
     return not theirs.endswith(_ENCODERS_OF_T5 if name.endswith("t5") else _ENCODERS)
+
+
+def keys_of(field: str, name: str) -> str:
+    """Returns the keys of a config.json by which a field of ModelConfig is read, for a sentence; the field without.
+
+    >>> keys_of("num_relpos_buckets", "umt5"), keys_of("biases", "llama")
+    ('relative_attention_num_buckets', 'attention_bias and mlp_bias')
+    """
+    if field == "biases":
+        parts = _BIASES if name == "modernbert" else ("attention", "mlp")
+        return " and ".join(_BIASES[part] for part in parts)
+    own = {"local_attention": " and ".join(_LOCAL)} if name == "modernbert" else {}
+    return own.get(field, _FIELDS[family_of(name)].get(field, (field, None))[0])
 
 
 def _fields(hf_config: Json, name: str) -> Json:
@@ -197,7 +211,7 @@ def _of_t5(hf_config: Json, name: str) -> Json:
     key = "dense_act_fn" if "dense_act_fn" in hf_config else "feed_forward_proj"
     activation = keys.activation(key, hf_config.get("dense_act_fn", by_projection))
     is_gated = hf_config.get("is_gated_act", first == "gated")
-    if not _has_logits(hf_config, name):
+    if not has_logits(hf_config, name):
         if hf_config.get("is_decoder"):
             keys.refuse("is_decoder", hf_config["is_decoder"], [False])
         fields["num_decoder_layers"] = 0
@@ -210,7 +224,8 @@ def _of_t5(hf_config: Json, name: str) -> Json:
 def _check_rope(key: str, rope: Json) -> None:
     """Raises InputError for rotary positions that are scaled, or that rotate a part of each head."""
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
+    is_unscaled = kind == "default" or (kind == "linear" and rope.get("factor") in (1, 1.0))
+    if not is_unscaled:
         raise InputError(f"{key} scales the rotary positions ({kind!r}), which is not supported; use a model without.")
     if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
         keys.refuse(f"{key}'s partial_rotary_factor", rope["partial_rotary_factor"], [1.0])
@@ -227,8 +242,11 @@ def _rotary_base(hf_config: Json) -> float:
     return float(rope.get("rope_theta") or hf_config.get("rope_theta") or 10_000.0)
 
 
-def _of_modernbert(hf_config: Json, head_dim: int, num_layers: int) -> Json:
-    """Returns a ModernBERT's fields that are not in `_FIELDS`, or that transformers 5 writes by other keys."""
+def _of_modernbert(hf_config: Json, head_dim: int, num_layers: int, with_head: bool) -> Json:
+    """Returns a ModernBERT's fields that are not in `_FIELDS`, or that transformers 5 writes by other keys.
+
+    The classifier's activation is the output layer's, which an encoder that is read alone has not.
+    """
     if hf_config.get("head_dim") not in (None, head_dim):
         keys.refuse("head_dim", hf_config["head_dim"], [head_dim])
     width, every, base = (hf_config.get(key, default) for key, default in _LOCAL.items())
@@ -248,11 +266,11 @@ def _of_modernbert(hf_config: Json, head_dim: int, num_layers: int) -> Json:
         _check_rope("rope_scaling" if hf_config.get("rope_scaling") else f"rope_parameters of {name}", rope)
         bases[name] = float(rope.get("rope_theta", bases[name]))
     activation = keys.activation("hidden_activation", hf_config.get("hidden_activation", "gelu"))
-    of_head = keys.activation("classifier_activation", hf_config.get("classifier_activation", "gelu"))
-    if activation != of_head:
+    of_head = hf_config.get("classifier_activation", "gelu")
+    if with_head and keys.activation("classifier_activation", of_head) != activation:
         raise InputError(
-            f"The activations in config.json are {hf_config.get('hidden_activation', 'gelu')} and"
-            f" {hf_config.get('classifier_activation', 'gelu')}; only one for both is supported."
+            f"The activations in config.json are {hf_config.get('hidden_activation', 'gelu')} and {of_head}; only one"
+            " for both is supported."
         )
     return {
         "rotary_base": bases["full_attention"],

@@ -22,11 +22,23 @@ class Only(NamedTuple):
     """A key that changes the network in a way that Limba does not have, unless its value is one of these."""
 
     values: tuple[object, ...]
+    of_each_layer: str | None = None  # a list of this alone is allowed too
+
+    def allows(self, value: object) -> bool:
+        """Returns whether the network is Limba's.
+
+        >>> FULL_ATTENTION.allows(["full_attention"] * 2), FULL_ATTENTION.allows(["sliding_attention"] * 2)
+        (True, False)
+        """
+        if isinstance(value, list) and value and self.of_each_layer is not None:
+            return all(kind == self.of_each_layer for kind in value)
+        return value in self.values
 
 
 Decision = str | Only
 Decisions = Mapping[str, Decision]
 NOT_SET = Only((None,))
+FULL_ATTENTION = Only((None,), of_each_layer="full_attention")
 
 
 def _all(decision: Decision, names: str) -> dict[str, Decision]:
@@ -73,7 +85,8 @@ _GENERAL: Decisions = {
 # The mask of a decoder, and the window of what it remembers while it generates.
 _OF_DECODERS: Decisions = {
     "is_causal": Only((True,)),
-    **_all(NOT_SET, "sliding_window attention_chunk_size layer_types"),
+    **_all(NOT_SET, "sliding_window attention_chunk_size"),
+    "layer_types": FULL_ATTENTION,
 }
 _OF_ENCODERS: Decisions = {
     "is_causal": Only((False,)),
@@ -198,7 +211,7 @@ def check(hf_config: Json, kind: str) -> None:
     decisions = KEYS[kind]
     for key, value in hf_config.items():
         decision = decisions.get(key, IRRELEVANT)
-        if isinstance(decision, Only) and value not in decision.values:
+        if isinstance(decision, Only) and not decision.allows(value):
             refuse(key, value, decision.values)
 
 

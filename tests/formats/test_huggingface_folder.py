@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import transformers
 
 from limba.config import InputError, MeshConfig, optimizer_config
 from limba.formats import huggingface
@@ -226,3 +227,51 @@ def test_what_4_57_computes_of_an_umt5_for_5_is_what_it_saves(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**settings, **changes}))
         arrays = huggingface.open_folder(tmp_path, huggingface.model_config(tmp_path))
         np.testing.assert_array_equal(arrays[huggingface.HEAD], head.T / np.float32(divided))
+
+
+def test_an_umt5_by_5_whose_file_unties_it_is_read_as_it_was_trained(tmp_path, caplog):
+    """transformers 5 takes the key for true and scales the logits: the log says so."""
+    _, head = own_head_saved_by_5(tmp_path, "umt5")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": False}))
+    arrays = huggingface.open_folder(tmp_path, huggingface.model_config(tmp_path))
+    np.testing.assert_array_equal(arrays[huggingface.HEAD], head.T)
+    (line,) = caplog.messages
+    assert line.startswith(f"{tmp_path}: config.json has tie_word_embeddings false") and "d_model^-0.5" in line
+
+
+def test_nothing_is_said_of_an_output_layer_that_a_class_has_not(tmp_path, caplog):
+    torch.manual_seed(0)
+    transformers.MT5EncoderModel(transformers.MT5Config(**SIZES)).save_pretrained(tmp_path)
+    assert not huggingface.model_config(tmp_path).has_logits
+    assert caplog.messages == []
+
+
+def test_the_line_about_an_own_layer_has_the_name_of_its_array(tmp_path, caplog):
+    torch.manual_seed(0)
+    sizes = {
+        **{"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "pad_token_id": 0},
+        **{"num_attention_heads": 2, "tie_word_embeddings": False, "cls_token_id": 0, "sep_token_id": 1},
+    }
+    transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**sizes)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    assert not huggingface.model_config(tmp_path).logits_via_embedding
+    (line,) = caplog.messages
+    assert "but decoder.weight is another matrix" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("t5", {"relative_attention_num_buckets": 3}, "relative_attention_num_buckets"),
+        ("eurobert", {"tie_word_embeddings": True, "mlp_bias": True}, "attention_bias and mlp_bias"),
+        ("modernbert", {"local_attention": 1}, "local_attention and global_attn_every_n_layers and local_rope_theta"),
+    ],
+)
+def test_a_network_that_limba_has_not_is_told_by_the_keys_of_the_file(kind, changes, named, tmp_path):
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **sizes, "num_attention_heads": 2, **changes}))
+    with pytest.raises(InputError, match=f"config.json: Limba has no network with this {named} .*; use the model in"):
+        huggingface.model_config(tmp_path)

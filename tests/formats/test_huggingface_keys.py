@@ -200,6 +200,23 @@ def test_a_key_with_a_value_that_the_network_does_not_have_is_refused(kind):
                 huggingface_keys.check({key: value}, kind)
 
 
+@pytest.mark.parametrize("kind", ["t5", "llama", "gpt2"])
+def test_full_attention_in_every_layer_is_every_networks(kind):
+    huggingface_keys.check({"layer_types": ["full_attention", "full_attention"]}, kind)
+    for kinds in ([], ["full_attention", "sliding_attention"]):
+        with pytest.raises(InputError, match="^layer_types is "):
+            huggingface_keys.check({"layer_types": kinds}, kind)
+
+
+def test_positions_that_are_scaled_by_1_are_not_scaled():
+    for scaled in ({"rope_type": "linear", "factor": 1.0}, {"type": "linear", "factor": 1}):
+        fields = huggingface_config.model_fields({**SIZES["llama"], "rope_scaling": scaled}, "llama")
+        assert fields["rotary_base"] == 10_000.0
+    for scaled in ({"type": "linear"}, {"type": "linear", "factor": 2.0}, {"type": "dynamic", "factor": 1.0}):
+        with pytest.raises(InputError, match="rope_scaling scales the rotary positions"):
+            huggingface_config.model_fields({**SIZES["llama"], "rope_scaling": scaled}, "llama")
+
+
 def test_the_keys_that_matter_are_named_for_each_class():
     """A key that was forgotten above would be passed over: these are those that scale or mask somewhere."""
     for kind, decisions in KEYS.items():

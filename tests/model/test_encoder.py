@@ -371,6 +371,13 @@ def test_what_a_modernbert_cannot_be_is_one_sentence():
             model_fields(json | changes, "modernbert")
 
 
+def test_a_classifiers_activation_is_nothing_to_an_encoder_that_is_read_alone():
+    json = {**config_json(MODERN), "classifier_activation": "relu"}
+    for name in ("ModernBertModel", "ModernBertForTokenClassification"):
+        fields = model_fields(json | {"architectures": [name]}, "modernbert")
+        assert not fields["has_logits"] and fields["mlp_activations"] == ("gelu_exact", "linear")
+
+
 def test_relative_positions_are_refused():
     with pytest.raises(InputError, match="looks back only"):
         dataclasses.replace(ENCODER, positions="relative")

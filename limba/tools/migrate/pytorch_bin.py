@@ -102,7 +102,11 @@ def as_safetensors(folder: Path) -> Path:
     except OSError:
         written = private_folder(cached)
         _write(written, arrays, mark)
-    logger.warning("The weights of %s are now in %s too, which is read from now on.", folder, written / SAFETENSORS)
+    by_transformers = ", by transformers too, also after the .bin has changed" if written == folder else ""
+    logger.warning(
+        "The weights of %s are now in %s too, which is read from now on%s.",
+        folder, written / SAFETENSORS, by_transformers,
+    )  # fmt: skip
     return written
 
 
