@@ -83,13 +83,14 @@ def _validation_lines(validation: Table) -> list[str]:
     if not len(validation):
         return []
     loss = validation["loss"]
-    last = _record(validation, -1)
     lines = [f"validation loss     {loss[0]:.3f} at step {validation.steps[0]:,.0f}, {loss[-1]:.3f} at the end"]
-    if "bits_per_byte" in last:
-        lines.append(f"bits per byte       {last['bits_per_byte']:.3f} of the text that the validation targets spell")
-        lines += [f"                    {words}" for words in bits_per_byte_by_set(last)]
-    lines.append(f"perplexity          {last['perplexity']:.2f} a token of the validation text")
-    lines.append(f"token accuracy      {last['accuracy']:.1%} of the validation text")
+    # `last` and not `_record`, which drops NaN: the last evaluation of a run that has diverged has no finite number.
+    if "bits_per_byte" in validation:
+        bits = validation.last("bits_per_byte")
+        lines.append(f"bits per byte       {bits:.3f} of the text that the validation targets spell")
+        lines += [f"                    {words}" for words in bits_per_byte_by_set(_record(validation, -1))]
+    lines.append(f"perplexity          {validation.last('perplexity'):.2f} a token of the validation text")
+    lines.append(f"token accuracy      {validation.last('accuracy'):.1%} of the validation text")
     return lines
 
 

@@ -84,6 +84,19 @@ def test_a_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureF
     assert main.main(["report", str(run), str(other)]) == 0 and (run / "compared.html").exists()
 
 
+def test_an_evaluation_without_a_finite_number_leaves_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recorded(tmp_path)
+    diverged = dict.fromkeys(("loss", "cross_entropy", "perplexity", "accuracy", "bits_per_byte"), float("nan"))
+    append(run, train_record(400), {**validation_record(400), **diverged, "bits_per_byte/cyrillic": float("nan")})
+    assert main.main(["report", str(run)]) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    assert "perplexity          nan a token" in text and "token accuracy      nan%" in text
+    assert "bits per byte       nan of the text" in text and "latin 1.000 (75 % of the bytes)" in text
+    assert "cyrillic nan (25 %)" in text and (run / "report.html").exists() and (run / "loss.png").exists()
+
+
 def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = recorded(tmp_path)
     (tmp_path / "empty").mkdir()
