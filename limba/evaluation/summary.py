@@ -27,7 +27,7 @@ def summary(config: RunConfig, history: History | None = None) -> str:
     """
     history = history or history_of(config)
     lines = [
-        *_training_lines(history.tables["train"]),
+        *_training_lines(history),
         *_validation_lines(history.tables["validation"]),
         *_file_lines(epath.Path(config.model_dir)),
     ]
@@ -48,8 +48,9 @@ def outcome(config: RunConfig) -> str:
     train = history.tables["train"]
     if len(train):
         loss = train["loss"]
-        time = duration(_seconds_in_steps(train))
-        parts.append(f"Loss {loss[0]:.3f} to {loss[-1]:.3f} in {train.steps[-1]:,.0f} steps, {time}")
+        time = duration(_seconds_in_steps(history))
+        num_steps = train.steps[-1] - history.first_step
+        parts.append(f"Loss {loss[0]:.3f} to {loss[-1]:.3f} in {num_steps:,.0f} steps, {time}")
     validation = history.tables["validation"]
     if len(validation):
         loss = validation["loss"]
@@ -58,7 +59,8 @@ def outcome(config: RunConfig) -> str:
     return "; ".join(parts) or "The run had no step to take."
 
 
-def _training_lines(train: Table) -> list[str]:
+def _training_lines(history: History) -> list[str]:
+    train = history.tables["train"]
     if not len(train):
         return []
     loss = train["loss"]
@@ -70,13 +72,13 @@ def _training_lines(train: Table) -> list[str]:
         f"steps               {last}",
         f"training loss       {loss[0]:.3f} at step {first}, {loss[-1]:.3f} at the end",
         f"tokens per second   {np.median(speeds):,.0f} (median of the lines after the first)",
-        f"time in steps       {duration(_seconds_in_steps(train))}",
+        f"time in steps       {duration(_seconds_in_steps(history))}",
     ]
 
 
-def _seconds_in_steps(train: Table) -> float:
+def _seconds_in_steps(history: History) -> float:
     """Returns the time of all steps: a record's seconds per step are the mean since the record before it."""
-    return float(np.diff(train.steps, prepend=0) @ train["seconds_per_step"])
+    return float(history.steps_per_line() @ history.tables["train"]["seconds_per_step"])
 
 
 def _validation_lines(validation: Table) -> list[str]:

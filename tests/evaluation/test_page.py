@@ -15,7 +15,7 @@ import pytest
 
 from limba.evaluation.downsampling import keep_extremes
 from limba.evaluation.history import History
-from limba.evaluation.summary import summary
+from limba.evaluation.summary import outcome, summary
 from limba.storage.files import resolved
 from limba.tools.pages.page import charts, events, headline, samples, tables
 from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
@@ -204,6 +204,48 @@ def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) ->
     assert next(headline.sentences(read)) == "No finite training loss yet."
     hostile = opened(recorded(tmp_path, 1, "<b>"), recorded(tmp_path, 0, "other"))
     assert "<b>&lt;b&gt;</b>: <strong>Best" in headline.headline(hostile)
+
+
+def started(step: int, devices: str) -> dict[str, Any]:
+    return {"kind": "start", "step": step, "flops_per_step": 1e12, "environment": {"devices": devices}}
+
+
+def test_a_branch_counts_the_steps_that_it_took_itself(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (run / "metrics.jsonl").write_text("")
+    lines = [train_record(step, tokens_per_second=1e6) for step in range(100_050, 101_001, 50)]
+    append(run, started(100_000, "8 x TPU v4"), *lines)
+    # Killed, and started again: its first step stays the branch's.
+    append(run, started(100_500, "8 x TPU v4"), *lines[10:])
+    (read,) = opened(run)
+    axes = read.axes()
+    assert axes["hours"][-1] * 3600 == pytest.approx(250) and axes["tokens"][-1] == pytest.approx(250e6)
+    assert axes["flop"][-1] == 1e15 and read.at([100_000.0, 100_025.0])["hours"].tolist() == [0.0, 6.25 / 3600]
+    assert f"4 min 10 s in steps on 8 x TPU v4: ${250 / 3600 * 8 * 3.22:.2f} by" in headline_of(run)
+    assert outcome(read.config).endswith("in 1,000 steps, 4 min 10 s")
+    assert "time in steps       4 min 10 s" in summary(read.config, read.history)
+    (chart,) = [drawn for drawn in charts.charts_of([read], 100) if drawn.name == "loss"]
+    (line,) = charts.data_of(chart, 1.0)
+    assert (line["first"], line["flop"]) == (100_000, 1e12)
+    # The record of the start is damaged: the steps before the first line are counted, as nothing says otherwise.
+    read.history.notes[:] = read.history.notes[1:]
+    assert read.history.first_step == 0
+
+
+def test_hours_are_priced_by_the_devices_of_their_start(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (run / "metrics.jsonl").write_text("")
+    append(run, started(0, "1 x TPU v4"), *(train_record(step, seconds_per_step=36) for step in range(100, 1_001, 100)))
+    append(
+        run, started(1_000, "2 x TPU v4"), train_record(1_100, seconds_per_step=900), {"kind": "saved", "step": 1_100}
+    )
+    append(run, started(1_000, "8 x TPU v4"), *(train_record(step, seconds_per_step=9) for step in (1_100, 1_200)))
+    # 10 hours on one chip and half an hour on eight, at 3.22 dollars; what ran on two chips is undone.
+    assert (
+        f"10 h 0 min in steps on 1 x TPU v4 and 30 min 0 s in steps on 8 x TPU v4: ${(10 + 0.5 * 8) * 3.22:.2f} by"
+    ) in headline_of(run)
+    append(run, started(1_200, "4 x unknown"), train_record(1_300, seconds_per_step=36))
+    assert headline_of(run).endswith("on 8 x TPU v4 and 1 h 0 min in steps on 4 x unknown.")
 
 
 def test_each_run_has_samples_of_its_own(tmp_path: Path) -> None:

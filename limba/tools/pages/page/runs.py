@@ -62,26 +62,47 @@ class Run:
         return self.at(self.history.tables[kind].steps)
 
     def at(self, steps: Sequence[float] | np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the AXES at any steps, between two logged lines by interpolation."""
+        """Returns the AXES at any steps, between two logged lines by interpolation; all but the steps are its own."""
         axes = {"step": np.asarray(steps, np.float64)}
+        first = self.history.first_step
         if len(self.train):
             for name, totals in self._totals().items():
-                axes[name] = np.interp(axes["step"], [0.0, *self.train.steps], [0.0, *totals])
+                axes[name] = np.interp(axes["step"], [first, *self.train.steps], [0.0, *totals])
         flops = self.flops_per_step()
         if flops is not None:
-            axes["flop"] = axes["step"] * flops
+            axes["flop"] = (axes["step"] - first) * flops
         return axes
 
     def _totals(self) -> dict[str, np.ndarray]:
         """Returns the tokens read and the hours spent in steps up to each logged line."""
         if "seconds_per_step" not in self.train:
             return {}
-        steps_per_line = np.diff(self.train.steps, prepend=0.0)
-        seconds = np.nan_to_num(self.train["seconds_per_step"]) * steps_per_line
+        seconds = np.nan_to_num(self.train["seconds_per_step"]) * self.history.steps_per_line()
         totals = {"hours": np.cumsum(seconds) / 3600}
         if "tokens_per_second" in self.train:
             totals["tokens"] = np.cumsum(np.nan_to_num(self.train["tokens_per_second"]) * seconds)
         return totals
+
+    def hours_by_devices(self) -> dict[str, float]:
+        """Returns "8 x TPU v4" -> hours in steps on these devices; {} where devices or hours are not known."""
+        hours = self._totals().get("hours")
+        starts = list[tuple[int, str]]()  # step, devices: each start trains the lines behind it, up to the next one
+        for note in self.history.notes:
+            environment = note.get("environment")
+            devices = str(environment.get("devices", "")) if isinstance(environment, dict) else ""
+            if note["kind"] != "start" or not devices.partition(" x ")[0].isdecimal():
+                continue
+            while starts and starts[-1][0] >= note["step"]:  # what it has trained is undone
+                starts.pop()
+            starts.append((note["step"], devices))
+        if hours is None or not starts:
+            return {}
+        by_devices: dict[str, float] = {}
+        places = np.searchsorted([step for step, _ in starts], self.train.steps) - 1
+        for place, hours_of_line in zip(np.maximum(places, 0), np.diff(hours, prepend=0.0), strict=True):
+            devices = starts[place][1]
+            by_devices[devices] = by_devices.get(devices, 0.0) + float(hours_of_line)
+        return by_devices
 
     def lengths(self) -> tuple[int, int] | None:
         """Returns the lengths of the encoder's and the decoder's rows, in tokens; None if they are not known."""
