@@ -6,6 +6,7 @@ import html.parser
 import itertools
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,37 @@ def test_runs_stand_side_by_side(tmp_path: Path) -> None:
     changed = dataclasses.replace(first.config, random_seed=7)
     first.config = changed
     assert "random_seed" in tables.configuration([first]).partition("<details>")[0]
+
+
+def test_charts_whose_labels_differ_in_signs_alone_show_their_own_numbers(tmp_path: Path) -> None:
+    runs = [recorded(tmp_path, 0), recorded(tmp_path, 1)]
+    names = ("ro-wiki", "ro_wiki", "ro-wiki-2", "日本語", "中文")
+    for run in runs:
+        append(run, train_record(310, **{f"epochs/{name}": float(i) for i, name in enumerate(names)}))
+        append(run, {"kind": "text", "step": 310, **{f"{name}/bleu": float(i) for i, name in enumerate(names)}})
+    for several in (opened(*runs), opened(runs[0])):
+        content = content_of(several)
+        assert len(content.data["charts"]) == len(content.charts)
+        shown = {}
+        for chart in content.charts:
+            if chart.kind == "events":
+                continue
+            shown[chart.title] = numbers(content.data["charts"][chart.name][0]["columns"]["y"])[-1]
+        assert [shown[f"{name}/bleu"] for name in names] == [0, 1, 2, 3, 4]
+        if len(several) == 2:
+            assert [shown[f"Epochs of each corpus: {name}"] for name in names] == [0, 1, 2, 3, 4]
+
+
+def test_tasks_called_stage_are_no_stages(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    tokens = {"stage_one": 5.0, "stage_1": 7.0, "stage_40/ro": 2.0, "stage_40/stage_1": 1.0, "stage_40": 9.0}
+    append(run, train_record(310, **{f"tokens/{name}": number for name, number in tokens.items()}))
+    rows = tables.stages(opened(run)).partition("<tbody>")[2].split("</tr>")
+    assert [re.sub("<[^>]*>", " ", row).split() for row in rows[:-1]] == [
+        ["40", "ro", "2", "66.7%"], ["40", "stage_1", "1", "33.3%"],
+    ]  # fmt: skip
+    append(run, train_record(320, **{"tokens/stage_x/y": 1.0}))
+    page_of(opened(run))
 
 
 def test_events_are_in_order_and_say_what_happened(tmp_path: Path) -> None:

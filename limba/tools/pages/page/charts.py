@@ -134,7 +134,20 @@ def charts_of(runs: Sequence[Run], most_points: int) -> list[Chart]:
         charts += _charts_of_figures(runs, most_points, figures)
     charts += [_tokens_read(runs, most_points), _padding(runs, most_points), *_histograms(runs)]
     charts += _metrics_of_text(runs, most_points)
-    return [chart for chart in charts if chart.lines]
+    return _with_own_names([chart for chart in charts if chart.lines])
+
+
+def _with_own_names(charts: Sequence[Chart]) -> list[Chart]:
+    """Returns the charts, numbered where a name is taken: ro-wiki and ro_wiki give the same."""
+    named: dict[str, Chart] = {}
+    for chart in charts:
+        name = chart.name
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{chart.name}-{number}"
+        named[name] = chart._replace(name=name)
+    return list(named.values())
 
 
 def _of_both_kinds(
