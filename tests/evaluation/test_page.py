@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from limba.config import saved_config
 from limba.evaluation.downsampling import keep_extremes
 from limba.evaluation.history import History
 from limba.evaluation.summary import outcome, summary
 from limba.storage.files import resolved
 from limba.tools.pages.page import charts, events, headline, samples, tables
 from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
+from limba.tools.pages.page.runs import Run
+from limba.tools.pages.serving import as_json
 from limba.training.metrics.records import read_metrics
 from tests.evaluation import report_runs
 from tests.evaluation.report_runs import append, opened, recorded, rich, train_record, validation_record
@@ -348,6 +351,71 @@ def test_samples_are_cut_and_have_their_language(tmp_path: Path) -> None:
     assert len(small["x"]["runs"][0]["at"][0][1][0]) == samples.LEAST_LETTERS
 
 
+def evaluated(run: Path, name: str, prediction: str) -> Path:
+    (run / "evaluations").mkdir(exist_ok=True)
+    file = run / "evaluations" / f"{name}.jsonl"
+    file.write_text(json.dumps({"input": "i", "target": "t", "prediction": prediction}) + "\n")
+    return file
+
+
+def shown_examples(run: Run) -> dict[str, list[tuple[int, str]]]:
+    shown = {}
+    for task, by_step in run.evaluations().items():
+        shown[task] = [(step, example["prediction"]) for step, examples in by_step.items() for example in examples]
+    return shown
+
+
+def test_examples_are_of_the_steps_that_the_run_has_recorded(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    for step in (100, 200, 300):
+        evaluated(run, f"ro_en-{step}", f"at {step}")
+        append(run, {"kind": "text", "step": step, "bleu": 1.0})
+    for name in ("ro_en-300-test", "ro_en-300-test-2", "ro_en-200-test-300"):  # as `limba evaluate` writes them
+        evaluated(run, name, "of a command")
+    (read,) = opened(run)
+    assert shown_examples(read) == {"ro_en": [(100, "at 100"), (200, "at 200"), (300, "at 300")]}
+    # Resumed from step 100: the later files are of updates that are undone, until they are written again.
+    append(run, {"kind": "start", "step": 100}, train_record(110))
+    read.update()
+    assert shown_examples(read) == {"ro_en": [(100, "at 100")]}
+    again = evaluated(run, "ro_en-200", "at 2OO")  # of the same size
+    os.utime(again, (again.stat().st_mtime + 60,) * 2)
+    append(run, train_record(200), {"kind": "text", "step": 200, "bleu": 1.0})
+    read.update()
+    assert shown_examples(read) == {"ro_en": [(100, "at 100"), (200, "at 2OO")]}
+
+
+def test_a_run_that_starts_again_has_its_new_configuration(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (read,) = opened(run)
+    config = dataclasses.replace(read.config, train_steps=600)
+    (run / "config.json").write_text(saved_config.to_text(config))
+    append(run, {"kind": "start", "step": 300}, train_record(310))
+    assert read.update() and read.config.train_steps == 600
+    assert "left to step 600" in " ".join(headline.sentences(read))
+
+
+def test_half_a_surrogate_pair_is_a_question_mark(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    half = "a \ud83d"
+    append(run, {"kind": "samples", "step": 300, "texts": {half: [half]}}, {"kind": "text", "step": 300, half: 1.0})
+    append(run, {"kind": "end", "step": 300, "failed": True, "reason": half})
+    evaluated(run, "ro_en-300", half)
+    page = page_of(opened(run))
+    assert page.encode().count(b"a ?") >= 4
+    assert b"a ?" in as_json(content_of(opened(run)).data)[1]
+
+
+def test_each_damaged_checkpoint_of_a_step_is_an_event(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    for name in ("100.broken", "100.broken-2", "200.broken-2", "200.rewound"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+    seen = [event for event in events.events_of(*opened(run)) if event.kind == events.FAULT]
+    assert [(event.step, event.sentence.rpartition(" ")[2]) for event in seen] == [
+        (100, "100.broken"), (100, "100.broken-2"), (200, "200.broken-2"),
+    ]  # fmt: skip
+
+
 def write_long(directory: Path, steps: int, every: int) -> Path:
     run = recorded(directory, name=f"long{len(list(directory.iterdir()))}")
     (run / "metrics.jsonl").write_bytes(b"")
@@ -405,6 +473,7 @@ def test_records_of_any_form_leave_a_page(record: dict[str, Any], tmp_path: Path
     (run / "skipped_units_process_0.json").write_bytes(b"\xff")
     (run / "evaluations").mkdir()
     (run / "evaluations" / "task-100.jsonl").write_bytes(b'\xff\n{"input": 1}\n[]\n')
+    append(run, {"kind": "text", "step": 100, "bleu": 1.0})
     (read,) = opened(run)
     content = content_of([read])
     json.dumps(content.data, allow_nan=False)

@@ -16,7 +16,8 @@ from limba.api import RunDirectory, Standing, evenly, flops_per_sequence, matchi
 from limba.config import InputError, RunConfig, reason_of, untrusted_files
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
-EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl")  # of model_dir/evaluations
+EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl", re.ASCII)  # of model_dir/evaluations
+OF_COMMAND = re.compile(r".+-\d+-.+", re.ASCII)  # `limba evaluate` writes <task>-<step>-<split>-2.jsonl
 MOST_EVALUATED = 24  # evaluations whose texts are read
 MOST_EXAMPLES = 4  # of an evaluation
 EXAMPLE_FIELDS = ("input", "target", "prediction")  # by which it differs from the file's line of figures
@@ -34,7 +35,8 @@ class Run:
         self.holder = ""  # who trains it, in words
         self.standing: Standing | None = None  # None while it trains
         self.problems = list[str]()
-        self._examples: dict[str, list[dict[str, str]]] = {}  # by the file's name
+        self._num_starts: int | None = None  # that `config` is of; None before the first look
+        self._examples: dict[str, tuple[object, list[dict[str, str]]]] = {}  # file's name -> size and time, examples
 
     def update(self) -> bool:
         """Reads what is new; returns whether there is anything. InputError if the directory cannot be read."""
@@ -44,6 +46,7 @@ class Run:
             path = str(self.directory)
             self.holder = self.run_directory.holder()
             self.standing = self.run_directory.standing()
+            self._update_config()
             if has_changed:
                 self.problems = list(self._problems())
         except Exception as error:  # a bucket's client has errors of its own
@@ -51,6 +54,13 @@ class Run:
                 f"{path} cannot be read ({reason_of(error)}); check the path, your rights and the network."
             ) from error
         return has_changed
+
+    def _update_config(self) -> None:
+        """Reads the configuration again where the run has started again, maybe with another one."""
+        num_starts = sum(note["kind"] == "start" for note in self.history.notes)
+        if self._num_starts is not None and num_starts != self._num_starts:
+            self.config = self.run_directory.run() or self.config
+        self._num_starts = num_starts
 
     @property
     def train(self) -> Any:
@@ -138,14 +148,18 @@ class Run:
         return np.clip(1 - tokens / (self.config.data.batch_size * sum(lengths)), 0.0, 1.0).round(6)
 
     def evaluations(self) -> dict[str, dict[int, list[dict[str, str]]]]:
-        """Returns task -> step -> examples {"input", "target", "prediction"}, of some steps from first to last."""
+        """Returns task -> step -> examples {"input", "target", "prediction"}, of some steps from first to last.
+
+        Of steps that the run has recorded: a run that resumed has files of steps that it has undone.
+        """
         folder = self.directory / "evaluations"
         if not folder.is_dir():
             return {}
+        recorded = set(self.history.tables["text"].steps.tolist())
         files: dict[str, dict[int, epath.Path]] = {}
         for path in sorted(folder.iterdir(), key=str):
             match = EVALUATED.fullmatch(path.name)
-            if match:
+            if match and int(match["step"]) in recorded and not OF_COMMAND.fullmatch(match["task"]):
                 files.setdefault(match["task"], {})[int(match["step"])] = path
         examples: dict[str, dict[int, list[dict[str, str]]]] = {}
         for task, by_step in files.items():
@@ -155,12 +169,19 @@ class Run:
         return examples
 
     def _examples_in(self, path: epath.Path) -> list[dict[str, str]]:
-        if path.name not in self._examples:  # a file is written once, and never changes
+        try:
+            stat = path.stat()
+            state = stat.length, stat.mtime  # a run that resumes writes the file of a step again
+        except OSError:  # it was removed since, or is a link to nothing
+            return []
+        known = self._examples.get(path.name)
+        if known is None or known[0] != state:
             examples = (
                 {name: str(record[name]) for name in EXAMPLE_FIELDS} for record in _records(path, *EXAMPLE_FIELDS)
             )
-            self._examples[path.name] = list(itertools.islice(examples, MOST_EXAMPLES))
-        return self._examples[path.name]
+            known = state, list(itertools.islice(examples, MOST_EXAMPLES))
+            self._examples[path.name] = known
+        return known[1]
 
     def _problems(self) -> Iterator[str]:
         """Yields sentences on what could not be read, here and by the run itself."""
