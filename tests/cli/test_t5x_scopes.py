@@ -104,7 +104,7 @@ def facts_of_gin(run: dict[str, Any]) -> dict[str, Any]:
     save = run["checkpoint_cfg"]["save"]
     trainer = run["trainer_cls"]
     optimizer = model["optimizer_def"]
-    facts = {
+    facts: dict[str, Any] = {
         "sizes": [network["emb_dim"], network["num_heads"]],
         "z_loss": model["z_loss"],
         "batch": data["batch_size"],
@@ -134,7 +134,7 @@ def facts_of_limba(config: RunConfig) -> dict[str, Any]:
     data = config.data
     optimizer = config.optimizer
     schedule = optimizer.schedule
-    facts = {
+    facts: dict[str, Any] = {
         "sizes": [config.model.emb_dim, config.model.num_heads],
         "z_loss": config.loss.z_loss,
         "batch": data.batch_size,

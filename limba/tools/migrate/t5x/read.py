@@ -48,7 +48,7 @@ class Theirs:
 
 def is_t5x(files: Sequence[str], search_paths: Sequence[Path] = ()) -> bool:
     """Returns whether these gin files are T5X's dialect: one is T5X's own, or names or includes what is T5X's."""
-    folders = [*search_paths, Path.cwd()]
+    folders = [Path.cwd(), *search_paths]
     names = list(files)
     for name in names:  # which grows by what they include
         path = _path_of(name, folders)
@@ -73,11 +73,11 @@ def is_t5x(files: Sequence[str], search_paths: Sequence[Path] = ()) -> bool:
 def read(files: Sequence[str], overrides: Sequence[str], search_paths: Sequence[Path]) -> Theirs:
     """Returns the lines of the files, with those that they include, and then of the `NAME=VALUE` overrides.
 
-    A file is looked for in `search_paths` and the current directory; T5X's own files need not be there. Raises
+    A file is looked for in the current directory, then in `search_paths`; T5X's own files need not be there. Raises
     InputError for one that is not found or not gin.
     """
     theirs = Theirs()
-    folders = [*search_paths, Path.cwd()]
+    folders = [Path.cwd(), *search_paths]
     for name in files:
         _read_file(theirs, os.path.expanduser(name), folders, "", ())
     source = Source()
