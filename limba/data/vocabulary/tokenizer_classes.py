@@ -1,8 +1,7 @@
 """The tokenizer classes of transformers 5: which one opens a folder, and what it makes of tokenizer.json.
 
 Checked with transformers 5.23. Some classes take tokenizer.json as it is. Others take only its pieces and merges, and
-bring their own normalizer, pre-tokenizer and decoder (`REBUILT`); a class of transformers that is in neither table is
-refused.
+bring their own normalizer, pre-tokenizer and decoder (`REBUILT`); transformers' other classes are refused (`REFUSED`).
 """
 
 from __future__ import annotations

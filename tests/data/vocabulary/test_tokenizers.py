@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from limba.config import InputError
 from limba.data.objectives.token_blocks import require_sentinels
@@ -12,6 +12,7 @@ from limba.data.vocabulary.around_gaps import encode_parts
 from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
 from limba.data.vocabulary.sentinels import mask_id, sentinel_table
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.formats.huggingface_tokenizer import write_tokenizer
 from tests import published as folders
 
 SPECIAL = ["<pad>", "</s>", "<unk>"]
@@ -110,6 +111,17 @@ def test_a_folder_whose_tokenizer_does_not_know_the_letter_a_is_opened(tmp_path:
         vocabulary = load_vocabulary(str(tmp_path))
         assert vocabulary.template == ((1,), (2,))  # type: ignore[attr-defined]
         assert list(vocabulary.encode("GC")) == [4, 3]
+
+
+def test_added_tokens_side_by_side_are_compared_before_an_export(tmp_path: Path) -> None:
+    tokenizer = folders.byte_level(("<pad>", "</s>", "<unk>", "<extra_id_1>", "<extra_id_0>"))
+    tokenizer.add_tokens([AddedToken("words", normalized=False)])
+    tokenizer.save(str(tmp_path / "good.json"))
+    write_tokenizer(tmp_path, str(tmp_path / "good.json"), 0)
+    tokenizer.add_tokens([AddedToken("new", single_word=True)])
+    tokenizer.save(str(tmp_path / "other.json"))
+    with pytest.raises(InputError, match=r"cannot be exported: 'words.* has the ids .* in training and"):
+        write_tokenizer(tmp_path, str(tmp_path / "other.json"), 0)
 
 
 def test_a_file_without_sentinels_is_told_what_helps(tmp_path: Path) -> None:
