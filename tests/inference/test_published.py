@@ -475,6 +475,15 @@ def test_a_longer_models_tokenizer_gives_no_positions(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "b" / "config.json").read_text())["max_position_embeddings"] == 128
 
 
+def test_a_folder_that_is_refused_is_told_in_its_own_sentence(tmp_path: Path) -> None:
+    folders.saved(tmp_path, "gpt2", folders.generic("endoftext"))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["fast_tokenizer_files"] = ["tokenizer.4.0.0.json"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=r"names fast_tokenizer_files, .*; save the tokenizer again: .*\(.*\)\.$"):
+        limba.load(tmp_path)
+
+
 def test_a_vocabulary_in_another_file_is_made_by_transformers(tmp_path: Path) -> None:
     folders.saved(tmp_path, "gpt2", folders.generic("endoftext"))
     state = json.loads((tmp_path / "tokenizer.json").read_text())
