@@ -477,11 +477,20 @@ def test_a_longer_models_tokenizer_gives_no_positions(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_refused_is_told_in_its_own_sentence(tmp_path: Path) -> None:
     folders.saved(tmp_path, "gpt2", folders.generic("endoftext"))
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings["fast_tokenizer_files"] = ["tokenizer.4.0.0.json"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(InputError, match=r"names fast_tokenizer_files, .*; save the tokenizer again: .*\(.*\)\.$"):
+    settings = tmp_path / "tokenizer_config.json"
+    named = json.loads(settings.read_text()) | {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}
+    settings.write_text(json.dumps(named))
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    state["pre_tokenizer"]["add_prefix_space"] = True
+    (tmp_path / "tokenizer.4.0.0.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match=r"names fast_tokenizer_files, .*take fast_tokenizer_files out of .*json\.$"):
         limba.load(tmp_path)
+    wanted = folders.ids_of(tmp_path, ("a few words",))[0]
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # what it advises
+    named = json.loads(settings.read_text())
+    del named["fast_tokenizer_files"]
+    settings.write_text(json.dumps(named))
+    assert limba.load(tmp_path).tokenize("a few words").tolist() == wanted
 
 
 def test_a_vocabulary_in_another_file_is_made_by_transformers(tmp_path: Path) -> None:

@@ -39,8 +39,9 @@ class Files:
         if isinstance(named, list) and any(_OF_A_VERSION.search(str(name)) for name in named):
             raise InputError(
                 f"{folder}/tokenizer_config.json names fast_tokenizer_files, of which transformers reads the one for"
-                " its own version, and Limba reads only tokenizer.json; save the tokenizer again:"
-                f" transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})."
+                " its own version, and Limba reads only tokenizer.json; write that by"
+                f" transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), and"
+                " then take fast_tokenizer_files out of tokenizer_config.json."
             )
         return cls(
             folder,
