@@ -252,6 +252,7 @@ def test_the_line_about_an_own_layer_has_the_name_of_its_array(tmp_path, caplog)
     sizes = {
         **{"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "pad_token_id": 0},
         **{"num_attention_heads": 2, "tie_word_embeddings": False, "cls_token_id": 0, "sep_token_id": 1},
+        **{"bos_token_id": 0, "eos_token_id": 1},
     }
     transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**sizes)).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
