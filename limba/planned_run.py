@@ -22,7 +22,7 @@ from limba.training import step_memory, step_timing
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
 from limba.training.checkpoints.initial import check_initial
-from limba.training.checks import check_steps, check_writable
+from limba.training.checks import check_prefix_of_new_run, check_steps, check_writable
 from limba.training.metrics.advice import job_advice
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
@@ -108,6 +108,10 @@ class PlannedRun:
         vocabulary = self.config.data.vocabulary
         check_initial(path, reads_folder=vocabulary is not None and is_folder(vocabulary))
         return True
+
+    def check_prefix(self) -> None:
+        """Raises ConfigError for one prefix in place of those of a mixture's tasks, if the run has not begun."""
+        check_prefix_of_new_run(self.config)
 
     def check_destinations(self) -> list[str]:
         """Returns the names of the folders and repositories that the model goes to at the end, after trying each."""

@@ -171,6 +171,8 @@ def _diacritics(language: str, targets: Texts, predictions: Texts) -> Figures:
 
     plain = letters.table(language)
     targets, predictions = _with_targets(targets, predictions)
+    if not targets:
+        return {"word_accuracy": 0.0, "sentence_accuracy": 0.0, "other_changes": 0.0}
     aligned = jiwer.process_words(targets, predictions)
     num_words = aligned.hits + aligned.substitutions + aligned.deletions
     changes = jiwer.process_characters([t.translate(plain) for t in targets], [p.translate(plain) for p in predictions])

@@ -11,10 +11,10 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from limba.config import ConfigError, DataConfig, InputError, RunConfig, reason_of, without_credentials
+from limba.config import ConfigError, DataConfig, InputError, RunConfig, reason_of, saved_config, without_credentials
 from limba.config.errors import is_out_of_memory
 from limba.data.sources.units import UnitSource
-from limba.data.tasks import Provider, parts_of
+from limba.data.tasks import Provider, check_prefix, parts_of
 from limba.data.vocabulary.addresses import content_name
 from limba.sharding.agreement import is_first, of_first, together
 from limba.storage import servers
@@ -51,6 +51,12 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
             f" {mesh.shape['fsdp']} and MeshConfig.model {mesh.shape['model']}; set it to 'auto', or both of these"
             " to 1.",
         )
+
+
+def check_prefix_of_new_run(config: RunConfig) -> None:
+    """Raises ConfigError for one prefix in place of those of a mixture's tasks; a run that was begun so goes on."""
+    if not (epath.Path(config.model_dir) / saved_config.FILE).exists():
+        check_prefix(config.data)
 
 
 def _check_prompts(config: RunConfig) -> None:

@@ -38,7 +38,7 @@ from limba.sharding.agreement import is_first, of_first, together
 from limba.sharding.consistency import check_alike
 from limba.storage.files import read_text, resolved, write_whole
 from limba.training.checkpoints.initial import check_initial, check_length, load_initial
-from limba.training.checks import check_steps, facts_of_data
+from limba.training.checks import check_prefix_of_new_run, check_steps, facts_of_data
 from limba.training.data_revisions import pinned_for_run
 from limba.training.state import TrainState, create_state, shardings_of
 
@@ -67,8 +67,7 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
         with together():
             ensure_vocabulary(data, trains=first)
     with together():
-        if not (epath.Path(config.model_dir) / saved_config.FILE).exists():  # one that was begun so goes on
-            data_tasks.check_prefix(data)
+        check_prefix_of_new_run(config)
         task = data_tasks.resolve_task_of_run(data, config.model_dir)
     task = pinned_for_run(task, config.model_dir)
     with together():

@@ -24,6 +24,7 @@ from limba.api import NewVocabulary
 from limba.cli.gin.statements import read
 from limba.config import CheckpointConfig, ConfigError, DataConfig, RunConfig
 from limba.config.errors import Open
+from limba.data import task_modules
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.sources import FileSource, splits
@@ -229,6 +230,31 @@ def test_what_fixes_shards_and_padding_does(run: RunConfig) -> None:
     assert shares[0] > 0.5 > shares[1]
     line = the_line(section_of(with_data(padded, pack=True, task_feature_lengths=lengths)), "^Padding in the rows")
     assert line.fix in (None, ("DataConfig.task_feature_lengths", Open("shorter ones")))
+
+
+def test_one_prefix_of_a_whole_mixture_is_an_error_unless_the_run_has_begun_so(run: RunConfig, tmp_path: Path) -> None:
+    task_modules.import_all(["tasks.en_ms"])
+    lengths = {"inputs": 64, "targets": 64}
+    both = with_data(
+        dataclasses.replace(run, model_dir=str(tmp_path)),
+        mixture_or_task_name="en_ms_both",
+        data_files="*.tsv",
+        vocabulary="byte",
+        task_feature_lengths=lengths,
+        prefix="translate: ",
+    )
+    line = the_line(section_of(both), "is one text for all inputs, and the tasks of mixture en_ms_both")
+    assert line.level == "error" and line.fix == ("DataConfig.prefix", None)
+    (tmp_path / "config.json").write_text("{}")
+    assert not [line for line in section_of(both).lines if "is one text for all inputs" in line.text]
+
+
+def test_a_corpus_of_ids_is_no_error_as_a_start_trains_it(run: RunConfig) -> None:
+    rows = [json.dumps({"tokens": list(range(3 + number, 300))}) for number in range(40)]
+    Path("ids.jsonl").write_text("\n".join(rows))
+    section = section_of(with_data(run, data_files="ids.jsonl", column="tokens", vocabulary="byte"))
+    assert not [line for line in section.lines if line.level == "error"]
+    the_line(section, "The corpus holds ids, tokenized beforehand")
 
 
 def test_a_task_that_divides_long_texts_cuts_none(run: RunConfig) -> None:

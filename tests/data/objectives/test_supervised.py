@@ -104,6 +104,8 @@ def test_figures_of_diacritics() -> None:
     wrong = metric([target], ["Și așa, fată tare"])
     assert wrong["word_accuracy"] == 75
     assert wrong["other_changes"] == pytest.approx(100 / len(target))
+    blank = metric(["", " "], ["a", ""])
+    assert set(blank.values()) == {0.0}, "no target has a word"
 
 
 def test_figures_of_text_are_the_libraries() -> None:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from limba.api import Mixture, RunData, Task, UnitSource
+from limba.api import Mixture, PlannedRun, RunData, Task, UnitSource
 from limba.config import InputError, Open, RunConfig
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.files import check_patterns, equal_files
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Data"
+IDS = "tokens"  # the feature of documents that are ids already
 SECONDS = 2.0  # for which reading is timed
 # How much is read to compare the text of units with the bytes of their files.
 UNITS_MEASURED = 3
@@ -52,7 +53,7 @@ def data_of_run(
     """
     run = RunData(config.data, task)
     judges_vocabulary = has_vocabulary and lengths is not None and not is_learned
-    checks: list[Check] = [lambda data: _sources(config, run, data)]
+    checks: list[Check] = [lambda data: _sources(config, run, data), lambda _: _prefix(config)]
     for part in run.parts:
         name = f"{part.name}: " if len(run.parts) > 1 else ""  # each line of a mixture says whose it is
         text = TextOfPart(config, part, name, lengths or {}, judges_vocabulary)
@@ -102,6 +103,12 @@ def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
         if line is None:
             raise
         yield line
+
+
+def _prefix(config: RunConfig) -> Iterator[Line]:
+    """Yields nothing; raises the ConfigError with which a start would end for one prefix of a whole mixture."""
+    PlannedRun(config).check_prefix()
+    yield from ()
 
 
 def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
@@ -156,6 +163,10 @@ class TextOfPart:
 
     def documents(self, data: Data) -> Iterator[Line]:
         """Yields what the sampled documents are, and what is wrong with their text."""
+        if isinstance(self.part.source, UnitSource) and IDS in self.part.source.keys:
+            data["documents"] = None
+            yield Line("ok", f"{self.name}The corpus holds ids, tokenized beforehand; its text is not looked at.")
+            return
         data["documents"] = 0  # unless they can be read
         self.sample = sample.sampled(self.config, self.part)
         if self.sample is None:
