@@ -64,7 +64,7 @@ def pretrain(
     like: str | os.PathLike[str] | None = None,
     start: TrainedModel | str | os.PathLike[str] | None = None,
     text: str = "text",
-    vocabulary: str | None = None,
+    vocabulary: str | os.PathLike[str] | None = None,
     **options: object,
 ) -> TrainedModel:
     """Returns a model, trained on texts: a list, a DataFrame or a `datasets.Dataset` with the column `text`.

@@ -70,17 +70,18 @@ def last(run: Result, figure: str) -> float:
 def steps_to(steps: Sequence[float], losses: Sequence[float], target: float) -> float | None:
     """Returns the step at which the loss first reaches the target, linear between evaluations; None if it never does.
 
-    A target that the first evaluation already reaches gives that evaluation's step, the most it can be.
+    A target that the first evaluation already reaches gives that evaluation's step, the most it can be; so does one
+    behind a loss that is not finite.
 
-    >>> steps_to([100, 200, 300], [5.0, 4.0, 3.0], 3.5), steps_to([100, 200], [5.0, 4.0], 3.5)
+    >>> steps_to([100, 200, 300], [5.0, 4.0, 3.0], 3.5), steps_to([100, 200], [5.0, math.nan], 3.5)
     (250.0, None)
     """
     for i, loss in enumerate(losses):
-        if loss > target:
+        if not loss <= target:  # NaN too
             continue
-        if i == 0:
-            return float(steps[0])
-        before = losses[i - 1]
+        before = losses[i - 1] if i else math.nan
+        if not math.isfinite(before):
+            return float(steps[i])
         step = steps[i - 1]
         return float(step + (steps[i] - step) * (before - target) / (before - loss))
     return None
@@ -126,21 +127,22 @@ def _spread(values: Sequence[float], digits: int) -> str:
 def _row(group: Group, baseline: Group | None) -> list[str]:
     runs = group.runs
     reached = share = ""
-    if baseline is not None:
-        steps_reached = [steps_to(run["curve"]["steps"], run["curve"]["loss"], baseline.loss) for run in runs]
+    if baseline is not None and math.isfinite(baseline.loss):  # it has a last loss, which others may reach
+        finished_runs = [run for run in runs if run["status"] == "finished"]
+        steps_reached = [steps_to(run["curve"]["steps"], run["curve"]["loss"], baseline.loss) for run in finished_runs]
         known = [step for step in steps_reached if step is not None]
         if len(known) == len(runs):
             reached = _spread(known, 0)
             share = f"{statistics.fmean(known) / baseline.steps:.0%}".replace("%", " %")
         else:
             reached = f"not reached by {len(runs) - len(known)} of {len(runs)}"
-    finished = all(run["status"] == "finished" for run in runs)
+    all_finished = all(run["status"] == "finished" for run in runs)
     passes = [run["passes"] for run in runs if run["passes"] is not None]
     flop = statistics.fmean(run["flops_per_step"] for run in runs) * group.steps / 1e12
     return [
         group.recipe, group.settings, str(len(runs)), f"{group.steps:,}",
         _spread([last(run, "loss") for run in runs], 3),
-        _spread([last(run, "bits_per_byte") for run in runs], 3) if finished else "",
+        _spread([last(run, "bits_per_byte") for run in runs], 3) if all_finished else "",
         reached, share,
         f"{statistics.median(run['seconds_per_step'] for run in runs):.2f}", f"{flop:,.0f}",
         f"{max(passes):.2f}" if passes else "", max(run["date"] for run in runs)[:10],
@@ -153,7 +155,11 @@ def markdown(board: Board, groups: Sequence[Group], name: str = BASELINE) -> str
     first = groups[0].runs[0]
     part = "final-evaluation" if board.final else "search-evaluation"
     models = f"`{board.corpus}`, depth {board.depth}: {first['parameters']:,} parameters, {first['rows']} rows a step"
-    target = "" if baseline is None else f"; the baseline's loss is {baseline.loss:.3f} after {baseline.steps:,} steps"
+    target = ""
+    if baseline is not None and math.isfinite(baseline.loss):
+        target = f"; the baseline's loss is {baseline.loss:.3f} after {baseline.steps:,} steps"
+    elif baseline is not None:
+        target = "; the baseline diverged, so there is no loss to reach"
     lines = [HEAD, ["---"] * len(HEAD), *(_row(group, baseline) for group in groups)]
     command = (
         f"python -m benchmarks.speedrun --recipe=RECIPE --set=SET --steps=STEPS --seeds=SEEDS --depth={board.depth}"

@@ -112,15 +112,22 @@ def divided(patterns: str, board: Path) -> Text:
 
 def _documents(files: list[str]) -> Iterator[tuple[str, str]]:
     """Yields each document with its author, whose documents are all in one part; "" where the files name none."""
+    from limba.data.sources.json_rows import json_records
+    from limba.data.sources.lines import line_at
+    from limba.data.sources.listing import Unit
     from limba.data.tasks import source_of_files
 
     if not all(path.endswith(".jsonl") for path in files):
         yield from ((document, "") for document in source_of_files(files, "text", 0.0).texts("train"))
         return
     for path in files:
-        with open(path, encoding="utf-8") as file:
-            for row in map(json.loads, file):
-                yield row["text"], row.get("author", "")
+        with open(path, "rb") as file:
+            for offset, row in json_records(Unit(path), file):
+                text = row.get("text") if isinstance(row, dict) else None
+                if not isinstance(row, dict) or not isinstance(text, str):
+                    raise InputError(f'{path} {line_at(path, offset)} has no text; write one {{"text": "…"}} a line.')
+                author = row.get("author")
+                yield text.encode(errors="replace").decode(), "" if author is None else str(author)
 
 
 def _divide(files: list[str], text: Text) -> dict[str, int]:

@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self._refuse(unknown[0])
         if self._object:
-            self._take_object(args)
+            self._take_object(args, rest)
         if self._needs_run and not getattr(args, self._object):
             raise InputError(f"No run is given; write {self.prog} MODEL_DIR.")
         args.gin = gin
@@ -113,7 +113,7 @@ class Parser(argparse.ArgumentParser):
         name = flag.removeprefix("--").replace("-", "_").upper()
         return name if name in macro_names() else ""
 
-    def _take_object(self, args: argparse.Namespace) -> None:
+    def _take_object(self, args: argparse.Namespace, typed: Sequence[str]) -> None:
         """Sets the object, whether it was given without a flag or as `--name=`; InputError for one too many."""
         if self._takes_several:
             objects = args.objects
@@ -124,10 +124,29 @@ class Parser(argparse.ArgumentParser):
             if re.match(r"[A-Za-z_][\w.]*=", argument) and not os.path.exists(argument):
                 self._refuse(argument)
         from_flags = getattr(args, self._object) or []
-        values = [*from_flags, *objects]
+        values = _in_order(typed, f"--{self._object}", from_flags, objects)
         if self._takes_several:
             setattr(args, self._object, values)
             return
         if len(values) > 1:
             raise InputError(f"{values[0]} and {values[1]} are both given as --{self._object}; leave one out.")
         setattr(args, self._object, values[0] if values else None)
+
+
+def _in_order(typed: Sequence[str], flag: str, from_flags: Sequence[str], objects: Sequence[str]) -> list[str]:
+    """Returns the objects of a command line in the order in which they were typed, with `flag` and without.
+
+    argparse parses all flags first.
+
+    >>> _in_order(["a.gin", "--profile=2", "--gin_file=b.gin", "c.gin"], "--gin_file", ["b.gin"], ["a.gin", "c.gin"])
+    ['a.gin', 'b.gin', 'c.gin']
+    """
+    with_flag = list(from_flags)
+    without = list(objects)
+    values = []
+    for argument in typed:
+        if with_flag and (argument == flag or argument.startswith(f"{flag}=")):
+            values.append(with_flag.pop(0))
+        elif without and argument == without[0]:
+            values.append(without.pop(0))
+    return values + with_flag + without

@@ -13,7 +13,7 @@ from etils import epath
 
 from limba.cli import model, train
 from limba.cli.arguments import Parser
-from limba.cli.gin import GinRun, read_own
+from limba.cli.gin import GinRun, read_own, text_elsewhere
 from limba.cli.gin.statements import OWN_FILE
 from limba.config import InputError, environment, named
 from limba.sharding import preemption
@@ -60,9 +60,6 @@ DECIDED_BY = {
 }
 # A branch is not published in place of the run that it comes from.
 NOWHERE = {"RunConfig.export_to": None, "RunConfig.hub_model_id": None}
-# A setting of a gin file with its continuation lines, which are indented.
-MODEL_DIR_MACRO = re.compile(r"^MODEL_DIR = .*(?:\n {4}.*)*$", re.MULTILINE)
-MODEL_DIR_FIELD = re.compile(r"^config\.RunConfig\.model_dir = (?!%).*(?:\n {4}.*)*$", re.MULTILINE)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -234,11 +231,8 @@ def merge(argv: Sequence[str]) -> None:
 
 
 def _text_in(directory: epath.Path, out: str) -> dict[str, str]:
-    """Returns {"config.gin": the text of a run's file, with `out` as its MODEL_DIR}; {} if the run has none."""
+    """Returns {"config.gin": the text of a run's file, with `out` as its directory}; {} if the run has none."""
     file = directory / OWN_FILE
     if not file.exists():
         return {}
-    value = repr(str(resolved(out)))
-    # Functions, since a path may hold a backslash, which `sub` would read as a group of the pattern.
-    text = MODEL_DIR_MACRO.sub(lambda _: f"MODEL_DIR = {value}", read_text(file))
-    return {OWN_FILE: MODEL_DIR_FIELD.sub(lambda _: f"config.RunConfig.model_dir = {value}", text)}
+    return {OWN_FILE: text_elsewhere(read_text(file), str(file), str(resolved(out)))}

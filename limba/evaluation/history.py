@@ -72,6 +72,10 @@ class Table:
         self._steps.append(step)
         self._records.append(record)
 
+    def begins_before(self, step: int) -> bool:
+        """Returns whether the first record is of this step or an earlier one."""
+        return bool(self._steps) and self._steps[0] <= step
+
     def reaches(self, step: int) -> bool:
         """Returns whether there is a record of this step or a later one."""
         return bool(self._steps) and self._steps[-1] >= step
@@ -174,6 +178,17 @@ class History:
             if "environment" in note:
                 return note
         return {}
+
+    @property
+    def first_step(self) -> int:
+        """The step that the run itself began at: not 0 in a branch, and after an import that keeps its step."""
+        starts = [note["step"] for note in self.notes if note["kind"] == "start"]
+        # A start behind the first line is a resume, and the record of the first start was damaged.
+        return min((step for step in starts if not self.tables["train"].begins_before(step)), default=0)
+
+    def steps_per_line(self) -> np.ndarray:
+        """Returns how many steps the run has taken up to each logged line since the one before, float64."""
+        return np.diff(self.tables["train"].steps, prepend=float(self.first_step))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import statistics
 import time
@@ -90,9 +89,10 @@ def _training_lines(train: Sequence[Json], config: RunConfig | None) -> list[str
     last = train[-1]
     recent = train[-NUM_RECENT:]
     seconds_per_step = statistics.median(record["seconds_per_step"] for record in recent)
-    total = f" of {config.train_steps:,}" if config else ""
+    last_step = config.train_steps if config else None  # None too for a run that ends with its epochs
+    total = f" of {last_step:,}" if last_step else ""
     lines = [f"step         {last['step']:,}{total}, logged at {last['time'].replace('+00:00', ' UTC')}"]
-    seconds_left = (config.train_steps - last["step"]) * seconds_per_step if config else math.nan
+    seconds_left = (last_step - last["step"]) * seconds_per_step if last_step else 0.0
     if seconds_left > 0:
         lines.append(
             f"ETA          {duration(seconds_left)} at {seconds_per_step:.3g} s a step, without evaluations and new"

@@ -27,7 +27,7 @@ def summary(config: RunConfig, history: History | None = None) -> str:
     """
     history = history or history_of(config)
     lines = [
-        *_training_lines(history.tables["train"]),
+        *_training_lines(history),
         *_validation_lines(history.tables["validation"]),
         *_file_lines(epath.Path(config.model_dir)),
     ]
@@ -48,8 +48,9 @@ def outcome(config: RunConfig) -> str:
     train = history.tables["train"]
     if len(train):
         loss = train["loss"]
-        time = duration(_seconds_in_steps(train))
-        parts.append(f"Loss {loss[0]:.3f} to {loss[-1]:.3f} in {train.steps[-1]:,.0f} steps, {time}")
+        time = duration(_seconds_in_steps(history))
+        num_steps = train.steps[-1] - history.first_step
+        parts.append(f"Loss {loss[0]:.3f} to {loss[-1]:.3f} in {num_steps:,.0f} steps, {time}")
     validation = history.tables["validation"]
     if len(validation):
         loss = validation["loss"]
@@ -58,7 +59,8 @@ def outcome(config: RunConfig) -> str:
     return "; ".join(parts) or "The run had no step to take."
 
 
-def _training_lines(train: Table) -> list[str]:
+def _training_lines(history: History) -> list[str]:
+    train = history.tables["train"]
     if not len(train):
         return []
     loss = train["loss"]
@@ -70,26 +72,27 @@ def _training_lines(train: Table) -> list[str]:
         f"steps               {last}",
         f"training loss       {loss[0]:.3f} at step {first}, {loss[-1]:.3f} at the end",
         f"tokens per second   {np.median(speeds):,.0f} (median of the lines after the first)",
-        f"time in steps       {duration(_seconds_in_steps(train))}",
+        f"time in steps       {duration(_seconds_in_steps(history))}",
     ]
 
 
-def _seconds_in_steps(train: Table) -> float:
+def _seconds_in_steps(history: History) -> float:
     """Returns the time of all steps: a record's seconds per step are the mean since the record before it."""
-    return float(np.diff(train.steps, prepend=0) @ train["seconds_per_step"])
+    return float(history.steps_per_line() @ history.tables["train"]["seconds_per_step"])
 
 
 def _validation_lines(validation: Table) -> list[str]:
     if not len(validation):
         return []
     loss = validation["loss"]
-    last = _record(validation, -1)
     lines = [f"validation loss     {loss[0]:.3f} at step {validation.steps[0]:,.0f}, {loss[-1]:.3f} at the end"]
-    if "bits_per_byte" in last:
-        lines.append(f"bits per byte       {last['bits_per_byte']:.3f} of the text that the validation targets spell")
-        lines += [f"                    {words}" for words in bits_per_byte_by_set(last)]
-    lines.append(f"perplexity          {last['perplexity']:.2f} a token of the validation text")
-    lines.append(f"token accuracy      {last['accuracy']:.1%} of the validation text")
+    # `last` and not `_record`, which drops NaN: the last evaluation of a run that has diverged has no finite number.
+    if "bits_per_byte" in validation:
+        bits = validation.last("bits_per_byte")
+        lines.append(f"bits per byte       {bits:.3f} of the text that the validation targets spell")
+        lines += [f"                    {words}" for words in bits_per_byte_by_set(_record(validation, -1))]
+    lines.append(f"perplexity          {validation.last('perplexity'):.2f} a token of the validation text")
+    lines.append(f"token accuracy      {validation.last('accuracy'):.1%} of the validation text")
     return lines
 
 

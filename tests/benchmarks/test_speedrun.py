@@ -23,7 +23,7 @@ from benchmarks.board import aozora, corpora, paragraphs, proof, tables
 from benchmarks.board.recipes import RECIPES, optimizer_of, own_settings, recipe_of
 from benchmarks.board.runs import Trial, config_of, results
 from benchmarks.board.sizes import size_of
-from benchmarks.board.text import Text, divided, part_of
+from benchmarks.board.text import Text, _documents, divided, part_of
 from limba.config import InputError
 from limba.model import Network
 from limba.training.metrics.flops import flops_per_sequence
@@ -122,6 +122,9 @@ def test_steps_to_a_loss_are_interpolated() -> None:
     assert tables.steps_to(steps, losses, 7.0) == 30  # the most it can be
     assert tables.steps_to(steps, losses, 4.4) is None
     assert tables.steps_to([], [], 4.4) is None
+    nan = float("nan")
+    assert tables.steps_to(steps, [6.0, nan, nan, nan], 4.5) is None and tables.steps_to([30], [nan], 4.5) is None
+    assert tables.steps_to(steps, [6.0, nan, 4.4, 4.3], 4.5) == 90
 
 
 def result(recipe: str, seed: int, losses: list[float], steps: int = 40, status: str = "finished") -> dict:
@@ -149,6 +152,40 @@ def test_the_table_has_every_recipe_with_its_spread(tmp_path: Path) -> None:
     assert cells["adafactor"][4] == "4.050 ± 0.071" and cells["adafactor"][6] == "not reached by 1 of 2"
     assert cells["adamw_wsd"][6] == "not reached by 1 of 1" and cells["muon_cosine"][4] == "diverged"
     assert tables.draw(board, groups, tmp_path).stat().st_size > 10_000
+
+
+def test_a_diverged_run_reaches_nothing_and_is_not_reached() -> None:
+    nan = float("nan")
+    losing = result("muon_wsd", 0, [nan] * 4, status="diverged")
+    late = result("adamw_wsd", 0, [4.0, 3.0, nan, nan], status="diverged")
+    for baselines, words in (
+        ([result("adafactor", 0, [6.0, 5.0, 4.5, 4.0])], "the baseline's loss is 4.000 after 40 steps"),
+        ([result("adafactor", 0, [6.0, 5.0]), result("adafactor", 1, [6.0, 5.0], status="diverged")], "diverged, so"),
+    ):
+        ((board, groups),) = tables.boards([*baselines, losing, late]).items()
+        first, _, *lines = tables.markdown(board, groups).splitlines()
+        assert words in first
+        cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in lines}
+        for name in ("muon_wsd", "adamw_wsd"):
+            assert cells[name][6:8] == (["", ""] if "so" in words else ["not reached by 1 of 1", ""]), cells[name]
+
+
+def test_lines_of_json_are_read_as_training_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    rows = [{"text": line, "author": number % 50} for number, line in enumerate(LINES)]
+    rows[0] = {"text": LINES[0], "author": None}
+    lines = [json.dumps(row) + "\n" for row in rows]
+    file.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")  # a byte order mark, and empty lines
+    read = list(_documents([str(file)]))
+    assert read == [(LINES[0], ""), *((line, str(number % 50)) for number, line in enumerate(LINES) if number)]
+    for content, words in (
+        (b'{"inputs": "a"}\n', "a.jsonl line 1 has no text"), (b'{"text": "a"}\n{"text": 5}\n', "line 2 has no text"),
+        (b'["a"]\n', "line 1 has no text"), (b'{"text": "caf\xe9"}\n', "a.jsonl is not UTF-8"),
+        (b'{"text": "a"}\n{"te\n', "line 2 is not JSON"),
+    ):  # fmt: skip
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=words):
+            list(_documents([str(file)]))
 
 
 PAGE = """<html><head><title>Handbuch</title></head><body><p>Das Programm ist auf dem Rechner und wird mit der

@@ -183,7 +183,7 @@ def test_scripts_refuse_what_they_do_not_know(script: str) -> None:
         (["xyzzy"], ["limba has no command xyzzy", "limba --help"]),
         (["train", "gin/demo.gi"], ["gin/demo.gi does not exist", "did you mean gin/demo.gin?"]),
         (["inspect", "--vocabulry=byte"], ["--vocabulry=byte", "did you mean --vocabulary"]),
-        (["inspect", "a.txt", "--files=b.txt"], ["b.txt and a.txt are both given", "leave one out"]),
+        (["inspect", "a.txt", "--files=b.txt"], ["a.txt and b.txt are both given", "leave one out"]),
         (["inspect", "a.txt", "--gin.BATCH_SIZE=8"], ["--gin.BATCH_SIZE=8 is a flag of limba train"]),
     ],
 )

@@ -30,7 +30,7 @@ from limba.tools.results.kinds.bits import BitsPerByte
 from limba.tools.results.kinds.fine_tuned import Classification, NamedEntities, PartOfSpeech, Similarity
 from limba.tools.results.kinds.pairs import MinimalPairs
 from tests import tiny
-from tests.evaluation.report_runs import opened, recorded
+from tests.evaluation.report_runs import append, opened, recorded
 from tests.export.runs import folder_of, write_run
 from tests.inference.test_load import config_of
 
@@ -183,6 +183,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
     (folder / "seed0" / "results").mkdir()
     (folder / "seed0" / "results" / "x.svg").write_text("<svg/>")
     (folder / "seed0" / "evaluations").mkdir(exist_ok=True)
+    append(folder / "seed0", {"kind": "text", "step": 10, "chrf": 1.0})
     folder_of(tiny.model(vocab_size=1_024, num_encoder_layers=1, num_decoder_layers=1), vocabulary, folder / "hf")
     for name in ("index", "flax"):
         shutil.copytree(folder / "hf", folder / name)
@@ -262,6 +263,7 @@ def test_a_link_of_a_foreign_run_is_not_on_its_page(tmp_path: Path) -> None:
     (run / "results" / "b.svg").symlink_to(tmp_path / "secret")
     (run / "evaluations").mkdir(exist_ok=True)
     (run / "evaluations" / "t-10.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    append(run, {"kind": "text", "step": 10, "chrf": 1.0})
     (opened_run,) = opened(run)
     assert [(name, text) for name, _, text in results_of(opened_run)] == [("a", "")]
     assert "a key" not in json.dumps(opened_run.evaluations())

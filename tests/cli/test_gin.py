@@ -1,15 +1,24 @@
 """The one reader of gin: values that are not used do not matter, names are the user's, config.json follows."""
 
+import dataclasses
+import enum
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import gin
+import numpy as np
 import pytest
+from etils import epath
 
 from limba.cli.flags import parse_args
-from limba.cli.gin import read_gin, read_model, read_run
+from limba.cli.gin import read_gin, read_model, read_run, text_elsewhere
 from limba.cli.gin.statements import Macro, Reference, Source, read_text
 from limba.config import ConfigError, InputError, errors
 from limba.data import task_modules
 
+ROOT = Path(__file__).parents[2]
 DEMO = ["gin/demo.gin"]
 DIRECTORY = "MODEL_DIR=gs://bucket/run"
 
@@ -185,3 +194,155 @@ def test_help_shows_the_value_that_counts(tmp_path: Path, capsys: pytest.Capture
     said = capsys.readouterr().out
     assert f"LEARNING_RATE ({OVER_IT.format(path=path)})" in said
     assert "LEARNING_RATE_FACTORS ('constant * rsqrt_decay')" in said
+
+
+class Chip(enum.Enum):
+    GPU = 1
+
+
+class Name(enum.StrEnum):
+    BYTE = "byte"
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (Path("/a/b.model"), "/a/b.model"),
+        (epath.Path("gs://bucket/b.model"), "gs://bucket/b.model"),
+        (np.str_("byte"), "byte"),
+        (Name.BYTE, "byte"),
+    ],
+)
+def test_read_gin_takes_paths_and_texts_of_any_class(value: object, read: str) -> None:
+    run = read_gin(DEMO[0], MODEL_DIR="gs://bucket/run", VOCABULARY=value, CORPUS={"train": value})
+    assert run.data.vocabulary == read and run.data.data_files == {"train": read}
+    assert read_gin(DEMO[0], MODEL_DIR=Path("/tmp/run")).model_dir == "/tmp/run"
+
+
+def test_read_gin_takes_numbers_of_numpy() -> None:
+    values = {"LEARNING_RATE": np.float64(0.25), "BATCH_SIZE": np.int32(16), "PACK": np.bool_(True)}
+    run = read_gin(DEMO[0], MODEL_DIR="gs://bucket/run", TASK_FEATURE_LENGTHS={"inputs": np.int64(64)}, **values)
+    assert run.optimizer.schedule.base_learning_rate == 0.25 and run.data.task_feature_lengths == {"inputs": 64}
+    assert run.data.batch_size == 16 and run.data.pack is True and type(run.data.batch_size) is int
+
+
+@pytest.mark.parametrize(
+    "value", [Chip.GPU, object(), {1, 2}, float("nan"), np.arange(3), range(3), [Path("a"), Chip.GPU]]
+)
+def test_read_gin_refuses_what_gin_cannot_hold(value: object) -> None:
+    """Its repr would be a text, such as the name of a directory."""
+    with pytest.raises(InputError, match=r"^CORPUS is .*; give a number, a text, a path, True, False or None, or a"):
+        read_gin(DEMO[0], MODEL_DIR="gs://bucket/run", CORPUS=value)
+
+
+def test_gin_files_count_in_the_order_typed(tmp_path: Path) -> None:
+    names = []
+    for number in (7, 9):
+        names.append(str(tmp_path / f"{number}.gin"))
+        Path(names[-1]).write_text(f"LOG_PERIOD = {number}\n")
+    first = write(tmp_path, "")
+    for arguments, period in (
+        ([first, names[0], names[1]], 9),
+        ([first, f"--gin_file={names[1]}"], 9),
+        ([f"--gin_file={first}", names[1], f"--gin_file={names[0]}"], 7),
+        ([first, "--gin_file", names[0], "--gin_search_paths", str(tmp_path), names[1]], 9),
+        ([f"--gin_file={names[0]}", first, names[1], "--gin_file", names[0]], 7),
+    ):
+        assert parse_args(arguments).config.log_every_steps == period
+
+
+def test_the_current_directory_comes_before_the_search_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in gin-config, which appends the paths."""
+    for folder, period in (("", 11), ("mine", 22)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "some.gin").write_text(f"LOG_PERIOD = {period}\n")
+        (tmp_path / folder / "run.gin").write_text(
+            "include 'gin/demo.gin'\nMODEL_DIR = 'gs://bucket/run'\ninclude 'some.gin'\n"
+        )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "only.gin").write_text("include 'run.gin'\n")
+    for name in ("run.gin", "only.gin", "mine/run.gin"):  # which include some.gin by its name
+        assert parse_args([name, "--gin_search_paths=mine"]).config.log_every_steps == 11
+    with monkeypatch.context() as context:
+        context.setattr(gin.config, "_LOCATION_PREFIXES", [""])
+        gin.add_config_file_search_path("mine")
+        gin.clear_config()
+        gin.parse_config_file("some.gin")
+        assert gin.query_parameter("LOG_PERIOD/macro.value") == 11
+        gin.clear_config()
+
+
+FOREIGN = "config.OptimizerConfig.beta2 = 0.98\n"
+BY_MACRO = "config.OptimizerConfig.name = %OPT\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_refused"),
+    [
+        (FOREIGN, True),
+        (f"OPT = 'adafactor'\n{BY_MACRO}{FOREIGN}", True),
+        (f"{BY_MACRO}{FOREIGN}OPT = 'adafactor'\n", True),
+        (f"OPT = %RULE\nRULE = 'adafactor'\n{BY_MACRO}{FOREIGN}", True),
+        (f"OPT = 'adamw'\n{BY_MACRO}{FOREIGN}OPT = 'adafactor'\n", False),
+        (f"{BY_MACRO}{FOREIGN}OPT = 'adamw'\nOPT = 'adafactor'\n", False),
+        (f"config.OptimizerConfig.name = 'adamw'\n{FOREIGN}config.OptimizerConfig.name = 'adafactor'\n", False),
+    ],
+)
+def test_a_field_of_another_rule_is_dropped_only_where_its_rule_was_replaced(
+    lines: str, is_refused: bool, tmp_path: Path
+) -> None:
+    file = write(tmp_path, lines)
+    if not is_refused:
+        assert read_run([file]).config.optimizer.name == "adafactor"
+        return
+    with pytest.raises(InputError, match=r"^OptimizerConfig.beta2 is a field of adamw, muon, and .* is 'adafactor'"):
+        read_run([file])
+    with pytest.raises(InputError, match=r"^OptimizerConfig.beta2 is a field of adamw, muon, and .* is 'adafactor'"):
+        read_run([file], ["config.OptimizerConfig.beta2=0.9"])
+
+
+def test_only_a_runs_own_config_gin_may_have_fields_of_another_rule(tmp_path: Path) -> None:
+    file = Path(write(tmp_path, FOREIGN)).rename(tmp_path / "config.gin")
+    with pytest.raises(InputError, match=r"^OptimizerConfig.beta2 is a field of adamw, muon, and"):
+        read_run([str(file)])
+    (tmp_path / "config.json").write_text("{}")
+    assert read_run([str(file)]).config.optimizer.name == "adafactor"
+
+
+def test_a_list_as_a_key_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    file = write(tmp_path, "TASK_FEATURE_LENGTHS = {[1]: 2}\n")
+    reason = r" is not gin: a list or a dictionary is the key of a dictionary\.$"
+    with pytest.raises(InputError, match=r"mine\.gin" + reason):
+        read_run([file])
+    with pytest.raises(InputError, match=r"^--gin\.TASK_FEATURE_LENGTHS" + reason):
+        read_run(DEMO, [DIRECTORY, "TASK_FEATURE_LENGTHS={{}: 2}"])
+
+
+def test_names_of_macros_are_read_under_any_locale() -> None:
+    program = [sys.executable, "-c", "from limba.cli.gin.macros import macro_names; print(*macro_names())"]
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONWARNDEFAULTENCODING": "1"}
+    done = subprocess.run(program, env={**os.environ, **plain}, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "BATCH_SIZE" in done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("MODEL_DIR = '/old'\n", "MODEL_DIR"),
+        ("OUT = '/old'\nMODEL_DIR = %OUT\n", "MODEL_DIR"),
+        ("OUT = '/old'\nconfig.RunConfig.model_dir = %OUT\n", "OUT"),
+        ("OUT = '/old'\nMODEL_DIR = %OUT\nconfig.RunConfig.export_to = %OUT\n", "MODEL_DIR"),
+        ("config.RunConfig.model_dir = '/old'\n", "config.RunConfig.model_dir"),
+        (f"config.RunConfig.model_dir = '/{'long/' * 30}'\n", "config.RunConfig.model_dir"),
+        ("RUN = @config.DataConfig()\nconfig.RunConfig.data = %RUN\nRUN/config.DataConfig.seed = 3\n", "MODEL_DIR"),
+    ],
+)
+@pytest.mark.parametrize("place", ["/new", "/it's \\n new", "gs://bucket/new"])
+def test_the_same_run_elsewhere(lines: str, name: str, place: str, tmp_path: Path) -> None:
+    """What `limba merge` writes into its directory: the run with another directory, however that was set."""
+    run = read_run([write(tmp_path, lines)])
+    merged = tmp_path / "config.gin"
+    merged.write_text(text_elsewhere(run.text, "config.gin", place))
+    again = read_run([str(merged)])
+    assert again.config == dataclasses.replace(run.config, model_dir=place)
+    assert read_run([str(merged)], [f"{name}='/other'"]).config.model_dir == "/other"

@@ -27,7 +27,7 @@ from limba.config import InputError
 from limba.inference.generate import Deadline
 from limba.tools.pages import serving as web
 from limba.tools.pages.play import play as servers
-from limba.tools.pages.play.answers import MOST_LETTERS, Player
+from limba.tools.pages.play.answers import MOST_LETTERS, Player, number
 from limba.tools.pages.play.play import Server
 from tests import browser
 from tests.evaluation.report_runs import recorded
@@ -198,6 +198,11 @@ def test_what_is_wrong_is_said_in_a_sentence_and_the_server_continues(players: l
         assert asked(server, "/api/models")[0] == 200
 
 
+def test_a_number_beyond_float64_is_refused() -> None:
+    with pytest.raises(InputError, match="give a number from 1 to 100"):
+        number({"top_k": 10**400}, "top_k", 20, 1, 100)
+
+
 def test_only_this_machine_or_the_one_with_the_token_is_answered(players: list[Player]) -> None:
     with serving(players) as server:
         assert server.server_address[0] == "127.0.0.1"
@@ -327,6 +332,9 @@ def test_a_host_alone_makes_a_token() -> None:
     assert made[0] != made[1] and all(token and len(token) >= 20 for token in made)
     assert web.checked("0.0.0.0", None, "mine", "--port") == "mine"
     assert web.checked(web.HERE, None, None, "--port") is None
+    for token in ("ă", "a b", " "):
+        with pytest.raises(InputError, match="--token has a space, or a letter that is not ASCII"):
+            web.checked("0.0.0.0", None, token, "--port")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,19 @@ def test_a_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureF
     assert main.main(["report", str(run), str(other)]) == 0 and (run / "compared.html").exists()
 
 
+def test_an_evaluation_without_a_finite_number_leaves_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recorded(tmp_path)
+    diverged = dict.fromkeys(("loss", "cross_entropy", "perplexity", "accuracy", "bits_per_byte"), float("nan"))
+    append(run, train_record(400), {**validation_record(400), **diverged, "bits_per_byte/cyrillic": float("nan")})
+    assert main.main(["report", str(run)]) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    assert "perplexity          nan a token" in text and "token accuracy      nan%" in text
+    assert "bits per byte       nan of the text" in text and "latin 1.000 (75 % of the bytes)" in text
+    assert "cyrillic nan (25 %)" in text and (run / "report.html").exists() and (run / "loss.png").exists()
+
+
 def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = recorded(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -172,6 +185,37 @@ def test_only_this_machine_or_the_one_with_the_token_is_answered(tmp_path: Path)
     (run / "metrics.jsonl").rmdir()
     with serving(recorded(tmp_path, 1), token="secret") as server:
         assert asked(server, "/")[0] == 403 and asked(server, "/?token=secret")[0] == 200
+
+
+def test_the_server_is_known_by_its_name_at_any_port(tmp_path: Path) -> None:
+    with serving(recorded(tmp_path)) as server:
+        for host in ("127.0.0.1", "localhost", "LocalHost:9000", f"localhost:{server.server_port}"):
+            assert asked(server, "/api/report", Host=host)[0] == 200, host  # port 80, or behind an SSH tunnel
+        for host in ("evil.example", f"evil.example:{server.server_port}", "localhost.evil:80", "", "localhost:80:80"):
+            assert asked(server, "/api/report", Host=host)[0] == 403, host
+
+
+@pytest.mark.parametrize("token", ["p+q", "a&b=c", "50%41", "a#b"])
+def test_the_printed_address_is_answered(token: str, tmp_path: Path) -> None:
+    with serving(recorded(tmp_path), token=token) as server:
+        path = server.address.removeprefix(f"http://127.0.0.1:{server.server_port}")
+        assert asked(server, path)[0] == 200, path
+        assert asked(server, "/?token=x")[0] == 403
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1"])
+def test_an_address_that_others_can_open_is_printed(host: str, tmp_path: Path) -> None:
+    with ReportServer(host, 0, opened(recorded(tmp_path)), "secret") as server:
+        name = "[::1]" if host == "::1" else socket.gethostname()
+        assert server.address == f"http://{name}:{server.server_port}/?token=secret"
+
+
+@pytest.mark.parametrize("host", ["nohost.invalid", "192.0.2.1"])  # RFC 2606 and 5737: no machine has these
+def test_a_host_that_is_not_this_machine_is_named(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = error_of(capsys, str(recorded(tmp_path)), "--serve", f"--host={host}")
+    assert f"--host is {host}, where this machine cannot listen" in sentence and "Port" not in sentence
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")

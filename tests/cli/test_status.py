@@ -107,6 +107,15 @@ def test_the_stage_that_is_read_and_the_next_one(directory: Path) -> None:
         assert line in Status(epath.Path(directory)).lines()
 
 
+def test_a_run_that_ends_with_its_epochs_has_no_last_step(directory: Path) -> None:
+    data = DataConfig("wiki", {"inputs": 64}, 8, num_epochs=2)
+    (directory / saved_config.FILE).write_text(
+        saved_config.to_text(RunConfig(tiny.MODEL, data, str(directory), train_steps=None))
+    )
+    text = "\n".join(Status(directory).lines())
+    assert "step         50, logged at" in text and "loss         4.0000" in text and "ETA" not in text
+
+
 def test_a_living_run_and_who_is_slow(directory: Path) -> None:
     status = Status(epath.Path(directory))
     with held(str(directory)):

@@ -309,6 +309,19 @@ def test_an_evaluation_of_another_task_is_named(tmp_path):
     assert translation.bindings["config.DataConfig.validation_split"][0] == "valid"
 
 
+def test_a_comment_does_not_choose_the_network(tmp_path):
+    """Each of T5X's folders has a `network` of its own, with other parameters."""
+    lines = (
+        "from t5x.examples.t5 import network", "# from t5x.examples.scalable_t5 import network",
+        "models.EncoderDecoderModel.module = @network.Transformer()",
+    )  # fmt: skip
+    of_comment = of_lines(tmp_path, *lines).translation.bindings
+    assert "config.ModelConfig.relative_bias_per_layer" not in of_comment
+    assert of_comment["config.ModelConfig.scan_layers"][0] is False
+    of_import = of_lines(tmp_path, lines[0], lines[1].removeprefix("# "), lines[2]).translation.bindings
+    assert of_import["config.ModelConfig.relative_bias_per_layer"][0] is True
+
+
 def test_convert_gin_prints_nothing_that_train_refuses(tmp_path, capsys):
     file = tmp_path / "mine.gin"
     of_lines(tmp_path)

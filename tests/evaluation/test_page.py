@@ -6,6 +6,7 @@ import html.parser
 import itertools
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from limba.config import saved_config
 from limba.evaluation.downsampling import keep_extremes
 from limba.evaluation.history import History
-from limba.evaluation.summary import summary
+from limba.evaluation.summary import outcome, summary
 from limba.storage.files import resolved
 from limba.tools.pages.page import charts, events, headline, samples, tables
 from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
+from limba.tools.pages.page.runs import Run
+from limba.tools.pages.serving import as_json
 from limba.training.metrics.records import read_metrics
 from tests.evaluation import report_runs
 from tests.evaluation.report_runs import append, opened, recorded, rich, train_record, validation_record
@@ -206,6 +210,48 @@ def test_the_headline_says_how_good_a_run_is_and_what_is_left(tmp_path: Path) ->
     assert "<b>&lt;b&gt;</b>: <strong>Best" in headline.headline(hostile)
 
 
+def started(step: int, devices: str) -> dict[str, Any]:
+    return {"kind": "start", "step": step, "flops_per_step": 1e12, "environment": {"devices": devices}}
+
+
+def test_a_branch_counts_the_steps_that_it_took_itself(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (run / "metrics.jsonl").write_text("")
+    lines = [train_record(step, tokens_per_second=1e6) for step in range(100_050, 101_001, 50)]
+    append(run, started(100_000, "8 x TPU v4"), *lines)
+    # Killed, and started again: its first step stays the branch's.
+    append(run, started(100_500, "8 x TPU v4"), *lines[10:])
+    (read,) = opened(run)
+    axes = read.axes()
+    assert axes["hours"][-1] * 3600 == pytest.approx(250) and axes["tokens"][-1] == pytest.approx(250e6)
+    assert axes["flop"][-1] == 1e15 and read.at([100_000.0, 100_025.0])["hours"].tolist() == [0.0, 6.25 / 3600]
+    assert f"4 min 10 s in steps on 8 x TPU v4: ${250 / 3600 * 8 * 3.22:.2f} by" in headline_of(run)
+    assert outcome(read.config).endswith("in 1,000 steps, 4 min 10 s")
+    assert "time in steps       4 min 10 s" in summary(read.config, read.history)
+    (chart,) = [drawn for drawn in charts.charts_of([read], 100) if drawn.name == "loss"]
+    (line,) = charts.data_of(chart, 1.0)
+    assert (line["first"], line["flop"]) == (100_000, 1e12)
+    # The record of the start is damaged: the steps before the first line are counted, as nothing says otherwise.
+    read.history.notes[:] = read.history.notes[1:]
+    assert read.history.first_step == 0
+
+
+def test_hours_are_priced_by_the_devices_of_their_start(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (run / "metrics.jsonl").write_text("")
+    append(run, started(0, "1 x TPU v4"), *(train_record(step, seconds_per_step=36) for step in range(100, 1_001, 100)))
+    append(
+        run, started(1_000, "2 x TPU v4"), train_record(1_100, seconds_per_step=900), {"kind": "saved", "step": 1_100}
+    )
+    append(run, started(1_000, "8 x TPU v4"), *(train_record(step, seconds_per_step=9) for step in (1_100, 1_200)))
+    # 10 hours on one chip and half an hour on eight, at 3.22 dollars; what ran on two chips is undone.
+    assert (
+        f"10 h 0 min in steps on 1 x TPU v4 and 30 min 0 s in steps on 8 x TPU v4: ${(10 + 0.5 * 8) * 3.22:.2f} by"
+    ) in headline_of(run)
+    append(run, started(1_200, "4 x unknown"), train_record(1_300, seconds_per_step=36))
+    assert headline_of(run).endswith("on 8 x TPU v4 and 1 h 0 min in steps on 4 x unknown.")
+
+
 def test_each_run_has_samples_of_its_own(tmp_path: Path) -> None:
     runs = [recorded(tmp_path, 0), recorded(tmp_path, 1)]
     for name, run in zip("ab", runs, strict=True):
@@ -232,6 +278,37 @@ def test_runs_stand_side_by_side(tmp_path: Path) -> None:
     changed = dataclasses.replace(first.config, random_seed=7)
     first.config = changed
     assert "random_seed" in tables.configuration([first]).partition("<details>")[0]
+
+
+def test_charts_whose_labels_differ_in_signs_alone_show_their_own_numbers(tmp_path: Path) -> None:
+    runs = [recorded(tmp_path, 0), recorded(tmp_path, 1)]
+    names = ("ro-wiki", "ro_wiki", "ro-wiki-2", "日本語", "中文")
+    for run in runs:
+        append(run, train_record(310, **{f"epochs/{name}": float(i) for i, name in enumerate(names)}))
+        append(run, {"kind": "text", "step": 310, **{f"{name}/bleu": float(i) for i, name in enumerate(names)}})
+    for several in (opened(*runs), opened(runs[0])):
+        content = content_of(several)
+        assert len(content.data["charts"]) == len(content.charts)
+        shown = {}
+        for chart in content.charts:
+            if chart.kind == "events":
+                continue
+            shown[chart.title] = numbers(content.data["charts"][chart.name][0]["columns"]["y"])[-1]
+        assert [shown[f"{name}/bleu"] for name in names] == [0, 1, 2, 3, 4]
+        if len(several) == 2:
+            assert [shown[f"Epochs of each corpus: {name}"] for name in names] == [0, 1, 2, 3, 4]
+
+
+def test_tasks_called_stage_are_no_stages(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    tokens = {"stage_one": 5.0, "stage_1": 7.0, "stage_40/ro": 2.0, "stage_40/stage_1": 1.0, "stage_40": 9.0}
+    append(run, train_record(310, **{f"tokens/{name}": number for name, number in tokens.items()}))
+    rows = tables.stages(opened(run)).partition("<tbody>")[2].split("</tr>")
+    assert [re.sub("<[^>]*>", " ", row).split() for row in rows[:-1]] == [
+        ["40", "ro", "2", "66.7%"], ["40", "stage_1", "1", "33.3%"],
+    ]  # fmt: skip
+    append(run, train_record(320, **{"tokens/stage_x/y": 1.0}))
+    page_of(opened(run))
 
 
 def test_events_are_in_order_and_say_what_happened(tmp_path: Path) -> None:
@@ -272,6 +349,71 @@ def test_samples_are_cut_and_have_their_language(tmp_path: Path) -> None:
     assert [at[0] for at in samples.samples_of([run])[0]["runs"][0]["at"]] == [100, 200, 300]
     small = {panel["given"]: panel for panel in samples.samples_of([run], 2_000)}
     assert len(small["x"]["runs"][0]["at"][0][1][0]) == samples.LEAST_LETTERS
+
+
+def evaluated(run: Path, name: str, prediction: str) -> Path:
+    (run / "evaluations").mkdir(exist_ok=True)
+    file = run / "evaluations" / f"{name}.jsonl"
+    file.write_text(json.dumps({"input": "i", "target": "t", "prediction": prediction}) + "\n")
+    return file
+
+
+def shown_examples(run: Run) -> dict[str, list[tuple[int, str]]]:
+    shown = {}
+    for task, by_step in run.evaluations().items():
+        shown[task] = [(step, example["prediction"]) for step, examples in by_step.items() for example in examples]
+    return shown
+
+
+def test_examples_are_of_the_steps_that_the_run_has_recorded(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    for step in (100, 200, 300):
+        evaluated(run, f"ro_en-{step}", f"at {step}")
+        append(run, {"kind": "text", "step": step, "bleu": 1.0})
+    for name in ("ro_en-300-test", "ro_en-300-test-2", "ro_en-200-test-300"):  # as `limba evaluate` writes them
+        evaluated(run, name, "of a command")
+    (read,) = opened(run)
+    assert shown_examples(read) == {"ro_en": [(100, "at 100"), (200, "at 200"), (300, "at 300")]}
+    # Resumed from step 100: the later files are of updates that are undone, until they are written again.
+    append(run, {"kind": "start", "step": 100}, train_record(110))
+    read.update()
+    assert shown_examples(read) == {"ro_en": [(100, "at 100")]}
+    again = evaluated(run, "ro_en-200", "at 2OO")  # of the same size
+    os.utime(again, (again.stat().st_mtime + 60,) * 2)
+    append(run, train_record(200), {"kind": "text", "step": 200, "bleu": 1.0})
+    read.update()
+    assert shown_examples(read) == {"ro_en": [(100, "at 100"), (200, "at 2OO")]}
+
+
+def test_a_run_that_starts_again_has_its_new_configuration(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (read,) = opened(run)
+    config = dataclasses.replace(read.config, train_steps=600)
+    (run / "config.json").write_text(saved_config.to_text(config))
+    append(run, {"kind": "start", "step": 300}, train_record(310))
+    assert read.update() and read.config.train_steps == 600
+    assert "left to step 600" in " ".join(headline.sentences(read))
+
+
+def test_half_a_surrogate_pair_is_a_question_mark(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    half = "a \ud83d"
+    append(run, {"kind": "samples", "step": 300, "texts": {half: [half]}}, {"kind": "text", "step": 300, half: 1.0})
+    append(run, {"kind": "end", "step": 300, "failed": True, "reason": half})
+    evaluated(run, "ro_en-300", half)
+    page = page_of(opened(run))
+    assert page.encode().count(b"a ?") >= 4
+    assert b"a ?" in as_json(content_of(opened(run)).data)[1]
+
+
+def test_each_damaged_checkpoint_of_a_step_is_an_event(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    for name in ("100.broken", "100.broken-2", "200.broken-2", "200.rewound"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+    seen = [event for event in events.events_of(*opened(run)) if event.kind == events.FAULT]
+    assert [(event.step, event.sentence.rpartition(" ")[2]) for event in seen] == [
+        (100, "100.broken"), (100, "100.broken-2"), (200, "200.broken-2"),
+    ]  # fmt: skip
 
 
 def write_long(directory: Path, steps: int, every: int) -> Path:
@@ -331,6 +473,7 @@ def test_records_of_any_form_leave_a_page(record: dict[str, Any], tmp_path: Path
     (run / "skipped_units_process_0.json").write_bytes(b"\xff")
     (run / "evaluations").mkdir()
     (run / "evaluations" / "task-100.jsonl").write_bytes(b'\xff\n{"input": 1}\n[]\n')
+    append(run, {"kind": "text", "step": 100, "bleu": 1.0})
     (read,) = opened(run)
     content = content_of([read])
     json.dumps(content.data, allow_nan=False)

@@ -12,6 +12,7 @@ import pytest
 from etils import epath
 
 from limba.cli import main
+from limba.cli.gin import read_run
 from limba.config import DataConfig, EvaluationConfig, InputError, RunConfig, StorageError, saved_config
 from limba.export import merging
 from limba.export.merging import Part, Weighting, parts_of
@@ -39,7 +40,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     states.save(run, 10, 20, 30, 40)
     config = RunConfig(tiny.MODEL, DataConfig("t", {"inputs": 8}, batch_size=1), str(run), train_steps=40)
     (run / saved_config.FILE).write_text(saved_config.to_text(config))
-    (run / "config.gin").write_text(f"MODEL_DIR = {str(run)!r}\nconfig.RunConfig.model_dir = %MODEL_DIR\n")
+    described = read_run(["gin/demo.gin"], ["CORPUS=a.txt", f"OUT={str(run)!r}", "config.RunConfig.model_dir=%OUT"])
+    (run / "config.gin").write_text(described.text)
     return run
 
 
@@ -290,7 +292,7 @@ def test_the_command_writes_a_run_directory_of_its_own(
     assert sorted(path for path in run.rglob("*") if path.is_file()) == before
     config = saved_config.from_text((out / saved_config.FILE).read_text(), "")
     assert isinstance(config, RunConfig) and config.model_dir == str(out)
-    assert (out / "config.gin").read_text().startswith(f"MODEL_DIR = {str(out)!r}\n")
+    assert read_run([str(out / "config.gin")]).config.model_dir == str(out)
     assert (out / "data_revisions.json").read_text() == '{"mine": "1234567"}'
     assert len(LimbaCheckpoint(out / "checkpoints" / "40")) == 6  # four layers and two arrays
     status, printed, _ = run_command(capsys, run, "--last=3", "--weights=wsm")

@@ -9,5 +9,5 @@ def macro_names() -> list[str]:
     """Returns the names that the gin files of Limba set."""
     names: set[str] = set()
     for file in (ROOT / "gin").rglob("*.gin"):
-        names.update(re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE))
+        names.update(re.findall(r"^([A-Z_]+) =", file.read_text(encoding="utf-8"), re.MULTILINE))
     return sorted(names)

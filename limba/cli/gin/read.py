@@ -13,7 +13,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from limba.cli.gin import continued, statements
 from limba.cli.gin.continued import Continued
@@ -47,9 +47,9 @@ def read_run(
 ) -> GinRun:
     """Returns the run that gin files and `NAME=VALUE` overrides describe; later values replace earlier ones.
 
-    Files, included files and task modules are looked for in `search_paths` (files only), the current directory and the
-    repository. Imports the task modules that the files import, which takes seconds and runs their code. `written_as`
-    maps gin names to what the user wrote instead. With `allowed` only these modules, Limba's and tasks/'s
+    Files, included files and task modules are looked for in the current directory, in `search_paths` (files only) and
+    in the repository. Imports the task modules that the files import, which takes seconds and runs their code.
+    `written_as` maps gin names to what the user wrote instead. With `allowed` only these modules, Limba's and tasks/'s
     are imported, and any other raises UntrustedModuleError. Raises InputError, one sentence in the user's names, for
     invalid input.
 
@@ -93,7 +93,7 @@ def read_own(
     the modules of `allowed`, of Limba and of tasks/; UntrustedModuleError for others, InputError as `read_run`.
     """
     source = Source()
-    statements.read_text(source, text, file)
+    statements.read_text(source, text, file, is_own=True)
     _set_fields(source, before or {})
     for override in overrides:
         statements.read_override(source, override, "--gin.")
@@ -104,6 +104,16 @@ def read_own(
         task_modules.check(module, f"{location} imports")
     # This looks at the imports a second time: only now are the folders of tasks/ known.
     return _checked_run(source, file, allowed, directory=directory)
+
+
+def text_elsewhere(text: str, file: str, model_dir: str) -> str:
+    """Returns the text of a run's config.gin, `file`, as the same run in another directory has it; imports nothing."""
+    source = Source()
+    statements.read_text(source, text, file, is_own=True)
+    # A directory that is a macro stays one, so that --gin.MODEL_DIR still replaces it.
+    name = run_of(source).names.get("RunConfig.model_dir", f"{RUN}.model_dir")
+    statements.read_override(source, f"{name}={model_dir!r}", "--gin.")
+    return run_of(source).text
 
 
 def _set_fields(source: Source, values: Mapping[str, object]) -> None:
@@ -154,8 +164,40 @@ def read_gin(file: str | os.PathLike[str], **overrides: object) -> RunConfig:
 
 def read_gin_run(file: str | os.PathLike[str], overrides: Mapping[str, object]) -> GinRun:
     """Returns `read_gin` with what else is known of the run."""
-    values = [f"{name}={value!r}" for name, value in overrides.items()]
+    values = [f"{name}={_in_gin(name, value)}" for name, value in overrides.items()]
     return _checked_run(statements.read([os.fspath(file)], values, flag=""), flag="")
+
+
+def _in_gin(name: str, value: object) -> str:
+    """Returns a Python value as gin writes it; InputError for one that gin cannot hold, such as a set or nan."""
+    text = repr(_plain(value))
+    source = Source()
+    statements.read_override(source, f"VALUE={text}", "")
+    if repr(source.bindings[0].value) != text:
+        raise InputError(
+            f"{name} is {value!r}; give a number, a text, a path, True, False or None, or a list, tuple or dictionary"
+            " of these."
+        )
+    return text
+
+
+def _plain(value: object) -> Any:
+    """Returns a value with paths as text and with Python's own types, also those inside of it."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if getattr(value, "shape", None) == ():  # a scalar of NumPy or JAX
+        return value.item()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(value, str):  # also of a class of one's own, such as a StrEnum
+        return str.__str__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    return value
 
 
 def read_model(file: str, overrides: Sequence[str] = ()) -> ModelConfig:

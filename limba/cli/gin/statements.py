@@ -16,10 +16,10 @@ from pathlib import Path
 
 from gin import config_parser
 
-from limba.config import InputError, did_you_mean, kinds, nearest, untrusted_files
+from limba.config import InputError, did_you_mean, kinds, nearest, saved_config, untrusted_files
 from limba.data.task_modules import ROOT
 
-OWN_FILE = "config.gin"  # in a run's MODEL_DIR
+OWN_FILE = "config.gin"  # in a run's MODEL_DIR, beside its config.json
 # Limits for the gin files of one run, in which a file counts each time it is included.
 MOST_FILES = 100
 MOST_LETTERS = 2_000_000
@@ -148,9 +148,11 @@ def leaves(value: object) -> Iterator[object]:
 def _parsed(text: str, location: str) -> Iterator[object]:
     try:
         yield from config_parser.ConfigParser(io.StringIO(text), _Delegate())
-    except (SyntaxError, tokenize.TokenError, RecursionError) as error:
+    except (SyntaxError, tokenize.TokenError, RecursionError, TypeError) as error:
         if isinstance(error, RecursionError):
             reason = "brackets are nested too deeply"
+        elif isinstance(error, TypeError):
+            reason = "a list or a dictionary is the key of a dictionary"
         else:
             reason = str(error.args[0]).splitlines()[0].rstrip(".")
         line = getattr(error, "lineno", None)
@@ -185,16 +187,22 @@ def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The gin file {name} cannot be read: {error}.") from None
     include = functools.partial(_read_file, source, search_paths=search_paths, above=(*above, path))
-    read_text(source, text, name, include)
+    is_own = path.name == OWN_FILE and path.with_name(saved_config.FILE).is_file()
+    read_text(source, text, name, include, is_own)
 
 
-def read_text(source: Source, text: str, name: str, include: Callable[..., None] | None = None) -> None:
-    """Adds the statements of a gin file's text; `include(name, asked_by=location)` adds an included file's."""
+def read_text(
+    source: Source, text: str, name: str, include: Callable[..., None] | None = None, is_own: bool = False
+) -> None:
+    """Adds the statements of a gin file's text; `include(name, asked_by=location)` adds an included file's.
+
+    `is_own`: it is a run's own config.gin.
+    """
     source.size.add(text, name)
     for statement in _parsed(text + "\n", name):
         location = f"{name} line {statement.location.line_num}"
         if isinstance(statement, config_parser.BindingStatement):
-            source.add(statement, location, is_own=Path(name).name == OWN_FILE)
+            source.add(statement, location, is_own)
         elif isinstance(statement, config_parser.IncludeStatement):
             if include is None:
                 raise InputError(f"{location} includes {statement.filename}; write its lines there instead.")
@@ -223,9 +231,14 @@ def _read_later(source: Source, name: str, location: str, include: Callable[...,
     source.of_family = FileOfFamily(location, len(source.bindings), read_of)
 
 
+def _folders(search_paths: Sequence[Path]) -> list[Path]:
+    """Returns where gin files are looked for; as in gin-config, the current directory is the first."""
+    return [Path.cwd(), *search_paths, ROOT, ROOT / "gin"]
+
+
 def read_with_includes(source: Source, text: str, name: str, search_paths: Sequence[Path] = ()) -> None:
     """Adds the statements of a text and of the files that it includes, which are looked for as `read` does."""
-    folders = [*search_paths, Path.cwd(), ROOT, ROOT / "gin"]
+    folders = _folders(search_paths)
     read_text(source, text, name, functools.partial(_read_file, source, search_paths=folders, above=()))
 
 
@@ -239,6 +252,8 @@ def literal(value: str) -> str:
     try:
         is_whole = len(list(config_parser.ConfigParser(text, _Delegate()))) == 1
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except TypeError:  # a list as a key: gin in its form, which `read_override` refuses
+        return value
     except (SyntaxError, tokenize.TokenError, RecursionError):
         return repr(value)
     has_comment = any(token.type == tokenize.COMMENT for token in tokens)
@@ -266,11 +281,11 @@ def read(
 ) -> Source:
     """Returns the statements of the files, then of the `NAME=VALUE` overrides, which messages write after `flag`.
 
-    Files are looked for in `search_paths`, the current directory, the repository (or what an installed package
-    holds of it) and its gin/. Raises InputError for a file that is not found, not readable or not gin.
+    Files are looked for in the current directory, in `search_paths`, in the repository (or what an installed package
+    holds of it) and in its gin/. Raises InputError for a file that is not found, not readable or not gin.
     """
     source = Source()
-    folders = [*search_paths, Path.cwd(), ROOT, ROOT / "gin"]
+    folders = _folders(search_paths)
     for name in files:
         kinds.check_local(name, "The gin file")
         _read_file(source, str(Path(os.path.expanduser(name))), folders, "", ())

@@ -108,18 +108,33 @@ class Tree:
         A field was, if the rule that counted at its line has it, as in an included recipe; so were all fields of a
         run's own config.gin. Any other one is a mistake, and stays to be refused.
         """
-        default = config.OptimizerConfig.name
-        for name in foreign_fields(node.values.get("name", default), node.values):
+        for name in foreign_fields(node.values.get("name", config.OptimizerConfig.name), node.values):
             binding = node.bindings[name]
-            rule = default
-            for earlier in self.ordered[: self.ordered.index(binding)]:
-                if earlier.owner == OPTIMIZER and earlier.field == "name":
-                    rule = earlier.value
-            belonged_to_rule = not foreign_fields(rule, [name])
+            belonged_to_rule = not foreign_fields(self._rule_before(binding), [name])
             if binding.is_own or belonged_to_rule:
                 del node.bindings[name]
                 del node.values[name]
                 del node.locations[name]
+
+    def _rule_before(self, binding: Binding) -> object:
+        """Returns the name of the optimizer's rule that counted at a statement.
+
+        A macro that was set only after it has the first value that it got.
+        """
+        before = self.ordered[: self.ordered.index(binding)]
+        rule: object = config.OptimizerConfig.name
+        for earlier in before:
+            if earlier.owner == OPTIMIZER and earlier.field == "name":
+                rule = earlier.value
+        for _ in self.ordered:  # at most once for each: macros may name each other in a circle
+            if not isinstance(rule, Macro):
+                break
+            values = [earlier.value for earlier in before if earlier.name == rule.name][-1:]
+            values += [other.value for other in self.ordered if other.name == rule.name]
+            if not values:
+                break
+            rule = values[0]
+        return rule
 
     def _resolved(
         self, scope: str, value: object, binding: Binding, inside: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ import http.server
 import io
 import json
 import math
+import re
 import secrets
 import socket
 import sys
@@ -25,6 +26,9 @@ from limba.api import Parser
 from limba.config import InputError, reason_of
 
 HERE = "127.0.0.1"
+ALL_ADDRESSES = ("0.0.0.0", "::")  # which are listened on, and which no browser can open
+# What an error of a host has, and one of a port has not: it is the address of another machine, or of another family.
+HOST_ERRORS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 FIRST_PORT = 8000  # of those that are tried if no port is given
 PORTS = 20
 MOST_BYTES = 200_000  # of a request
@@ -55,14 +59,18 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, handler: type[PageHandler], token: str | None = None):
         self.token = token
+        if ":" in host:
+            self.address_family = socket.AF_INET6
         super().__init__((host, port), handler)
-        self.names = {f"{name}:{self.server_port}" for name in (HERE, "localhost", host)}
+        self.names = {HERE, "localhost", host.lower()}
 
     @property
     def address(self) -> str:
-        """The page's address, with the token if there is one."""
-        query = f"/?token={self.token}" if self.token else "/"
+        """The page's address, with the token if there is one; under this machine's name where all may open it."""
+        query = f"/?token={urllib.parse.quote(self.token, safe='')}" if self.token else "/"
         host = str(self.server_address[0])
+        if host in ALL_ADDRESSES:
+            host = socket.gethostname()
         if ":" in host:  # IPv6
             host = f"[{host}]"
         return f"http://{host}:{self.server_port}{query}"
@@ -159,7 +167,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
             token = self.headers.get("X-Token") or query.get("token", [""])[0]
             if not hmac.compare_digest(token.encode(), server.token.encode()):  # in the same time for any token
                 raise RefusedError(http.HTTPStatus.FORBIDDEN, "Open the address that the command has printed, whole.")
-        elif self.headers.get("Host") not in server.names:
+        elif _name_in(self.headers.get("Host", "")) not in server.names:
             raise RefusedError(http.HTTPStatus.FORBIDDEN, f"Open {server.address}: this is not its name.")
 
     def asked(self) -> dict[str, object]:
@@ -192,9 +200,19 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
             num_bytes -= len(chunk)
 
 
+def _name_in(host: str) -> str:
+    """Returns the name in a Host header: a browser leaves out port 80, and behind a tunnel the port is another one.
+
+    >>> _name_in("LOCALHOST:9000"), _name_in("127.0.0.1"), _name_in("localhost.evil:8000")
+    ('localhost', '127.0.0.1', 'localhost.evil')
+    """
+    name, _, port = host.rpartition(":")
+    return (name if port.isdecimal() else host).lower()
+
+
 def as_json(value: object) -> tuple[str, bytes]:
-    """Returns an answer in JSON."""
-    return "application/json; charset=utf-8", json.dumps(value, ensure_ascii=False).encode()
+    """Returns an answer in JSON, with question marks for halves of surrogate pairs."""
+    return "application/json; charset=utf-8", json.dumps(value, ensure_ascii=False).encode(errors="replace")
 
 
 def add_flags(parser: Parser) -> None:
@@ -206,12 +224,15 @@ def add_flags(parser: Parser) -> None:
 def checked(host: str, port: int | None, token: str | None, name: str) -> str | None:
     """Returns the token of a page, None for a page of this machine alone; `name` is the flag of the port.
 
-    Raises InputError for a port outside of 0 to 65535, and a token that would guard nothing.
+    Raises InputError for a port outside of 0 to 65535, for a token that would guard nothing, and for one that a header
+    cannot hold as it is.
     """
     if port is not None and not 0 <= port < 65536:
         raise InputError(f"{name} is {port}; give a number from 0 to 65535, where 0 is any free port.")
     if token is not None and host == HERE:
         raise InputError("--token is given without --host; it guards a page that others can open.")
+    if token and not re.fullmatch("[!-~]+", token):
+        raise InputError("--token has a space, or a letter that is not ASCII; give ASCII letters, digits and signs.")
     if host == HERE:
         return None
     return token or secrets.token_urlsafe(16)
@@ -224,6 +245,11 @@ def listening(make: Callable[[int], ServerT], host: str, port: int | None, name:
         try:
             return make(chosen)
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno in HOST_ERRORS:
+                raise InputError(
+                    f"--host is {host}, where this machine cannot listen ({reason_of(error)}); give an address of its"
+                    " own, or 0.0.0.0 for all of them."
+                ) from None
             tries_next = port is None and error.errno == errno.EADDRINUSE
             if not tries_next:
                 raise InputError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def bits_per_byte_by_set(values: Mapping[str, float]) -> list[str]:
-    """Returns a short text about each character set of the validation text.
+    """Returns a short text about each character set of the validation text; nan for one without a finite number.
 
     >>> figures = {"bits_per_byte/kanji": 2.5, "bytes/kanji": 30, "bits_per_byte/other": 1, "bytes/other": 10}
     >>> bits_per_byte_by_set(figures)
@@ -63,7 +64,10 @@ def bits_per_byte_by_set(values: Mapping[str, float]) -> list[str]:
     """
     counts = {name.partition("/")[2]: count for name, count in values.items() if name.startswith("bytes/")}
     shares = {name: f"{count / sum(counts.values()):.0%}".replace("%", " %") for name, count in counts.items()}
-    texts = [f"{name} {values[f'bits_per_byte/{name}']:.3f} ({share})" for name, share in shares.items()]
+    texts = []
+    for name, share in shares.items():
+        bits = values.get(f"bits_per_byte/{name}", math.nan)
+        texts.append(f"{name} {bits:.3f} ({share})")
     if texts:
         texts[0] = f"{texts[0].removesuffix(')')} of the bytes)"  # said once
     return texts

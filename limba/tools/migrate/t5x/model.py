@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from limba.cli.gin.statements import Macro
 from limba.config import InputError
 from limba.tools.migrate.t5x import tables
-from limba.tools.migrate.t5x.settings import Setting, class_of, refuse
+from limba.tools.migrate.t5x.settings import Setting, class_of, owner_of, refuse
 from limba.tools.migrate.t5x.translation import SCRIPTS, Translation
 
 ACTIVATIONS = {"swish": "silu"}  # T5X's name -> jax.nn's of today
@@ -22,6 +24,13 @@ _OPTIMIZER = "config.OptimizerConfig."
 _SCHEDULE = "config.ScheduleConfig."
 
 
+class Model(NamedTuple):
+    """T5X's model: its class as `Settings.find` takes it, and its kind."""
+
+    owner: str
+    is_decoder: bool
+
+
 def own_activations(names: Sequence[str]) -> tuple[str, ...]:
     """Returns T5X's `mlp_activations` by the names that they have here.
 
@@ -31,9 +40,9 @@ def own_activations(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(ACTIVATIONS.get(name, name) for name in names)
 
 
-def translate_model(translation: Translation) -> bool:
-    """Sets the network; returns whether it is decoder-only. Raises InputError for a model that Limba has not."""
-    model = translation.settings.macro("MODEL")
+def translate_model(translation: Translation) -> Model:
+    """Sets the network; returns the model. Raises InputError for one that Limba has not."""
+    model = _or_macro(translation, translation.script, "model", "MODEL")
     if model is None:
         raise InputError(
             "No file sets MODEL, T5X's network; include one such as t5x/examples/t5/t5_1_1/base.gin, or give it before"
@@ -42,21 +51,32 @@ def translate_model(translation: Translation) -> bool:
     kind = class_of(model.value)
     if kind not in _MODELS:
         raise refuse(model, f"Limba has T5X's {' and '.join(_MODELS)}; use one of them")
-    module = translation.settings.find(kind, "module")
+    owner = owner_of(model.value, kind)
+    module = translation.settings.find(owner, "module")
     network = module.line.network if module.line else ""
     is_decoder = kind == "DecoderOnlyModel"
     if class_of(module.value) not in ("Transformer", "DecoderWrapper") or network not in tables.PLACES:
         raise refuse(module, f"Limba knows the networks of t5x.examples.{{{', '.join(tables.PLACES)}}} only")
-    translation.drop(class_of(module.value), {"config": "it is the network's own"})
-    _network(translation, "TransformerConfig" if is_decoder else "T5Config", network, is_decoder)
-    for name in ("input_vocabulary", "output_vocabulary", "vocabulary", "optimizer_def"):
-        translation.settings.find(kind, name)
+    config = "TransformerConfig" if is_decoder else "T5Config"
+    config = translation.owner(owner_of(module.value, class_of(module.value)), "config", config)
+    _network(translation, config, network, is_decoder)
+    for name in ("input_vocabulary", "output_vocabulary", "vocabulary"):
+        translation.settings.find(owner, name)
     if is_decoder:
-        setting = translation.settings.find(kind, "inputs_bidirectional_attention", default=False)
+        setting = translation.settings.find(owner, "inputs_bidirectional_attention", default=False)
         translation.set("config.ModelConfig.prefix_attention", setting, "full" if setting.value else "causal")
-    converter = translation.settings.find(kind, "feature_converter_cls")
+    converter = translation.settings.find(owner, "feature_converter_cls")
     _check_converter(translation, converter, is_decoder)
-    return is_decoder
+    return Model(owner, is_decoder)
+
+
+def _or_macro(translation: Translation, owner: str, name: str, macro: str) -> Setting | None:
+    """Returns the value of a field, or that of the macro which T5X's files give it; None where neither is set."""
+    line = translation.settings.line(owner, name)
+    if line is not None and line.value == Macro(macro) and macro not in translation.settings.macros:
+        return None
+    setting = translation.settings.find(owner, name)
+    return translation.settings.macro(macro) if setting.value is None else setting
 
 
 def _check_converter(translation: Translation, converter: Setting, is_decoder: bool) -> None:
@@ -77,6 +97,7 @@ def _check_converter(translation: Translation, converter: Setting, is_decoder: b
         if sides != _OF_ONE_FORM[name]:
             needed = " and ".join(sorted(_OF_ONE_FORM[name]))
             raise refuse(converter, f"it reads {needed}, and TASK_FEATURE_LENGTHS has {' and '.join(sorted(sides))}")
+    name = owner_of(converter.value, name)
     translation.must_be(name, "loss_on_targets_only", [True], "Limba's inputs have no loss; leave it out")
     translation.must_be(name, "bos_id", [0], "Limba's decoder begins with id 0; leave it out")
     translation.drop(
@@ -131,12 +152,13 @@ class _Raw(str):
         return str(self)
 
 
-def translate_loss(translation: Translation, kind: str) -> None:
+def translate_loss(translation: Translation, model: Model) -> None:
     """Sets the loss; T5X's classes have no z-loss and no smoothing unless a file sets them."""
+    owner = model.owner
     translation.copy(
-        kind, {"z_loss": "Z_LOSS", "label_smoothing": "LABEL_SMOOTHING"}, {"z_loss": 0.0, "label_smoothing": 0.0}
+        owner, {"z_loss": "Z_LOSS", "label_smoothing": "LABEL_SMOOTHING"}, {"z_loss": 0.0, "label_smoothing": 0.0}
     )
-    setting = translation.settings.find(kind, "loss_normalizing_factor")
+    setting = translation.settings.find(owner, "loss_normalizing_factor")
     value = setting.value
     if isinstance(value, str):
         if value.upper() not in tables.LOSS_NORMALIZERS:
@@ -145,20 +167,21 @@ def translate_loss(translation: Translation, kind: str) -> None:
     translation.set("config.LossConfig.normalize_by", setting, value)
 
 
-def translate_decoding(translation: Translation, kind: str) -> None:
+def translate_decoding(translation: Translation, model: Model) -> None:
     """Sets how text is generated: T5X's beam search, or sampling."""
     field = "config.GenerationConfig."
     find = translation.settings.find
-    method = f"{kind}.predict_batch_with_aux"
+    # A method of the model: T5X calls it later, outside of the scope in which the model was made.
+    method = f"{model.owner.rpartition('/')[2]}.predict_batch_with_aux"
     beams = find(method, "num_decodes", default=1)
     translation.drop(method, {"return_all_decodes": "limba generate --num=N gives several texts"})
     translation.must_be(method, "prompt_with_targets", [False], "Limba's decoder starts from no prompt; leave it out")
-    default = "temperature_sample" if kind == "DecoderOnlyModel" else "beam_search"
-    decode = find(kind, "decode_fn")
+    default = "temperature_sample" if model.is_decoder else "beam_search"
+    decode = find(model.owner, "decode_fn")
     name = class_of(decode.value) or default
     if name not in ("beam_search", "temperature_sample"):
         raise refuse(decode, "Limba has T5X's beam_search and temperature_sample; use one of them")
-    owner = name
+    owner = owner_of(decode.value, name)
     if name == "beam_search":
         beams_of_search = find(owner, "num_decodes", default=1)
         if beams.line is None and beams_of_search.line is not None:
@@ -198,35 +221,36 @@ def translate_decoding(translation: Translation, kind: str) -> None:
     )
 
 
-def translate_optimizer(translation: Translation) -> None:
+def translate_optimizer(translation: Translation, model: Model) -> None:
     """Sets the optimizer and its schedule; raises InputError for those that Limba has not."""
-    optimizer = translation.settings.macro("OPTIMIZER") or Setting(None, None, "OPTIMIZER")
+    optimizer = _or_macro(translation, model.owner, "optimizer_def", "OPTIMIZER") or Setting(None, None, "OPTIMIZER")
     kind = class_of(optimizer.value)
+    owner = owner_of(optimizer.value, kind)
+    trainer = translation.owner("train", "trainer_cls", "Trainer")
     if kind == "Adafactor":
-        _adafactor(translation)
-        _factors(translation)
+        _adafactor(translation, owner)
+        _factors(translation, trainer)
         return
-    steps = [kind] if kind in ("adamw", "adam") else []
+    steps = {kind: owner} if kind in ("adamw", "adam") else {}
     if kind in ("chain", "OptaxWrapper", "wrap_optax_optimizer"):
         name = "transformations" if kind == "chain" else "optax_optimizer"
-        setting = translation.settings.find(kind, name)
+        setting = translation.settings.find(owner, name)
         transformations = setting.value if isinstance(setting.value, list | tuple) else [setting.value]
-        steps = [class_of(transformation) for transformation in transformations]
+        steps = {class_of(step): owner_of(step, class_of(step)) for step in transformations}
         optimizer = setting
     known = ("adamw", "adam", "clip_by_global_norm")
     unknown = [step for step in steps if step not in known]
     if unknown:
         advice = "use optax.clip_by_global_norm" if unknown[0] == "clip" else "use adafactor.Adafactor or optax.adamw"
         raise refuse(optimizer, f"Limba has no {unknown[0]}; {advice}")
-    if not {"adamw", "adam"} & set(steps):
+    if not {"adamw", "adam"} & steps.keys():
         raise refuse(optimizer, "Limba has T5X's Adafactor, and optax's adamw and adam; use one of them")
-    _adamw(translation, "adamw" if "adamw" in steps else "adam")
+    _adamw(translation, steps.get("adamw") or steps["adam"], trainer)
     if "clip_by_global_norm" in steps:
-        translation.copy("clip_by_global_norm", {"max_norm": f"{_OPTIMIZER}clip_global_norm"}, {})
+        translation.copy(steps["clip_by_global_norm"], {"max_norm": f"{_OPTIMIZER}clip_global_norm"}, {})
 
 
-def _adafactor(translation: Translation) -> None:
-    owner = "Adafactor"
+def _adafactor(translation: Translation, owner: str) -> None:
     fields = ("decay_rate", "clipping_threshold", "min_dim_size_to_factor")
     translation.copy(owner, {name: _OPTIMIZER + name for name in fields}, {})
     threshold = translation.settings.find(owner, "clipping_threshold", default=1.0)
@@ -256,24 +280,25 @@ def _adafactor(translation: Translation) -> None:
     translation.drop(owner, {"skip_nan_updates": "config.GuardConfig.action = 'skip' drops such steps"})
 
 
-def _factors(translation: Translation) -> None:
+def _factors(translation: Translation, trainer: str) -> None:
     """T5X's product of factors, which our schedule 'factors' is."""
     macros = {"factors": "LEARNING_RATE_FACTORS", "base_learning_rate": "LEARNING_RATE", "warmup_steps": "WARMUP_STEPS"}
     macros["min_learning_rate"] = f"{_SCHEDULE}final_learning_rate"
     names = {name: macros.get(name, _SCHEDULE + name) for name in tables.SCHEDULE}
-    rate = translation.settings.find("Trainer", "learning_rate_fn")
+    rate = translation.settings.find(trainer, "learning_rate_fn")
     if rate.value is not None and class_of(rate.value) != "create_learning_rate_scheduler":
         raise refuse(rate, "Limba has T5X's utils.create_learning_rate_scheduler; use it")
-    translation.copy("create_learning_rate_scheduler", names, tables.SCHEDULE)
+    translation.copy(owner_of(rate.value, "create_learning_rate_scheduler"), names, tables.SCHEDULE)
     translation.bindings["LEARNING_RATE"] = (
         float(translation.bindings["LEARNING_RATE"][0]),
         translation.bindings["LEARNING_RATE"][1],
     )
 
 
-def _adamw(translation: Translation, owner: str) -> None:
-    translation.fix(f"{_OPTIMIZER}name", "adamw", f"optax.{owner}")
-    defaults = {**tables.ADAMW, **({} if owner == "adamw" else {"weight_decay": 0.0})}
+def _adamw(translation: Translation, owner: str, trainer: str) -> None:
+    kind = owner.rpartition("/")[2]
+    translation.fix(f"{_OPTIMIZER}name", "adamw", f"optax.{kind}")
+    defaults = {**tables.ADAMW, **({} if kind == "adamw" else {"weight_decay": 0.0})}
     names = {"b1": "beta1", "b2": "beta2", "eps": "epsilon", "weight_decay": "weight_decay"}
     translation.copy(owner, {name: _OPTIMIZER + ours for name, ours in names.items()}, defaults)
     decay = translation.settings.find(owner, "weight_decay", default=defaults["weight_decay"])
@@ -282,9 +307,10 @@ def _adamw(translation: Translation, owner: str) -> None:
             decay, f"{_OPTIMIZER}weight_decay", "Limba does not decay scales and biases; optax decays all"
         )
     translation.must_be(owner, "eps_root", [0.0, 0], "Limba's AdamW has none; leave it out")
-    translation.drop("Trainer", {"learning_rate_fn": "an optimizer of optax has its own learning rate"})
+    translation.drop(trainer, {"learning_rate_fn": "an optimizer of optax has its own learning rate"})
+    schedule = translation.owner(trainer, "learning_rate_fn", "create_learning_rate_scheduler")
     for name in tables.SCHEDULE:
-        translation.drop("create_learning_rate_scheduler", {name: "an optimizer of optax has its own learning rate"})
+        translation.drop(schedule, {name: "an optimizer of optax has its own learning rate"})
     rate = translation.settings.find(owner, "learning_rate")
     kind = class_of(rate.value)
     if kind == "warmup_cosine_decay_schedule":
@@ -294,6 +320,7 @@ def _adamw(translation: Translation, owner: str) -> None:
             "warmup_steps": "WARMUP_STEPS",
             "decay_steps": f"{_SCHEDULE}decay_steps",
         }
+        kind = owner_of(rate.value, kind)
         translation.copy(kind, {**names, "end_value": f"{_SCHEDULE}final_learning_rate"}, {"end_value": 0.0})
         translation.must_be(kind, "init_value", [0.0, 0], "Limba's warm-up begins at 0; give 0.0")
         translation.must_be(kind, "exponent", [1.0, 1], "Limba's cosine has none; leave it out")

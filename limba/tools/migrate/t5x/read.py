@@ -18,6 +18,7 @@ _OURS = re.compile(r"^[ \t]*from\s+limba\s+import\s+config\b", re.MULTILINE)
 OLD_OWNERS = {"ModelBasedPjitPartitioner": "PjitPartitioner"}  # names of 2021 -> T5X's later ones
 # Packages whose imports in a gin file of T5X are not task modules of the user.
 LIBRARIES = ("t5x", "__main__", "seqio", "optax", "jax", "flax", "tensorflow", "gin", "functools")
+_NETWORK = re.compile(r"t5x\.examples\.(\w+)\.network")
 _INCLUDE = re.compile(r"""^[ \t]*include\s+['"]([^'"]+)['"]""", re.MULTILINE)
 
 
@@ -47,7 +48,7 @@ class Theirs:
 
 def is_t5x(files: Sequence[str], search_paths: Sequence[Path] = ()) -> bool:
     """Returns whether these gin files are T5X's dialect: one is T5X's own, or names or includes what is T5X's."""
-    folders = [*search_paths, Path.cwd()]
+    folders = [Path.cwd(), *search_paths]
     names = list(files)
     for name in names:  # which grows by what they include
         path = _path_of(name, folders)
@@ -72,11 +73,11 @@ def is_t5x(files: Sequence[str], search_paths: Sequence[Path] = ()) -> bool:
 def read(files: Sequence[str], overrides: Sequence[str], search_paths: Sequence[Path]) -> Theirs:
     """Returns the lines of the files, with those that they include, and then of the `NAME=VALUE` overrides.
 
-    A file is looked for in `search_paths` and the current directory; T5X's own files need not be there. Raises
+    A file is looked for in the current directory, then in `search_paths`; T5X's own files need not be there. Raises
     InputError for one that is not found or not gin.
     """
     theirs = Theirs()
-    folders = [*search_paths, Path.cwd()]
+    folders = [Path.cwd(), *search_paths]
     for name in files:
         _read_file(theirs, os.path.expanduser(name), folders, "", ())
     source = Source()
@@ -109,8 +110,7 @@ def _read_file(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str
         text = untrusted_files.text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The gin file {name} cannot be read: {error}.") from None
-    modules = re.findall(r"from\s+t5x\.examples\.(\w+)\s+import\s+network", text)
-    network = modules[-1] if modules else ""
+    network = _network_in(text, name)
     source = Source(size=theirs.size)
     is_table = _own_name(name) in tables.PATHS
 
@@ -120,6 +120,14 @@ def _read_file(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str
 
     read_text(source, text, name, include)
     _add(theirs, source, network, is_table)
+
+
+def _network_in(text: str, name: str) -> str:
+    """Returns which of T5X's networks a gin file imports last: t5 of t5x.examples.t5.network; "" for none."""
+    source = Source()
+    read_text(source, text, name, include=lambda filename, asked_by: None)
+    networks = [_NETWORK.fullmatch(module) for module, _ in source.modules]
+    return next((network[1] for network in reversed(networks) if network), "")
 
 
 def _read_table(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str, above: tuple[str, ...]) -> None:
@@ -152,7 +160,7 @@ def _add(theirs: Theirs, source: Source, network: str, is_table: bool) -> None:
         theirs.lines.append(
             Line(
                 binding.scope,
-                owner if binding.field else binding.owner,
+                owner if binding.field else binding.name,  # a macro's scope is part of its name
                 binding.field,
                 binding.value,
                 binding.location,

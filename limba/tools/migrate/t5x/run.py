@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 
-from limba.cli.gin.statements import Macro, Reference
-from limba.tools.migrate.t5x.settings import Setting, class_of, refuse
+from limba.cli.gin.statements import Macro
+from limba.tools.migrate.t5x.model import Model
+from limba.tools.migrate.t5x.settings import Setting, class_of, owner_of, refuse
 from limba.tools.migrate.t5x.tables import VOCABULARIES
 from limba.tools.migrate.t5x.translation import SCRIPTS, Translation
 
@@ -24,9 +25,11 @@ _DATASET_DROPPED = {
 }
 
 
-def translate_data(translation: Translation, scope: str, is_decoder: bool, is_train: bool) -> None:
-    """Sets the task, its lengths, batch, order and vocabulary, from a DatasetConfig."""
-    find = lambda name, default=None: translation.settings.find("DatasetConfig", name, scope, default)
+def translate_data(translation: Translation, is_decoder: bool) -> None:
+    """Sets the task, its lengths, batch and order, from the script's DatasetConfig."""
+    is_train = translation.script == "train"
+    owner = _training_data(translation) if is_train else _dataset(translation, "dataset_cfg", "")
+    find = lambda name, default=None: translation.settings.find(owner, name, default)
     task = find("mixture_or_task_name")
     if not isinstance(task.value, str):
         raise refuse(task, "give the name of a task or mixture that a module registers")
@@ -53,10 +56,19 @@ def translate_data(translation: Translation, scope: str, is_decoder: bool, is_tr
             )
         else:
             translation.set("config.DataConfig.seed", seed)
-    translation.drop("DatasetConfig", _DATASET_DROPPED, scope)
+    translation.drop(owner, _DATASET_DROPPED)
     preprocessors = find("runtime_preprocessors")
     if preprocessors.value:
         raise refuse(preprocessors, "Limba has none; add them to the task's preprocessors")
+
+
+def _dataset(translation: Translation, name: str, otherwise: str) -> str:
+    """Returns the DatasetConfig of a field of the script; where that is None, the one in the scope `otherwise`."""
+    return translation.owner(translation.script, name, "DatasetConfig", otherwise)
+
+
+def _training_data(translation: Translation) -> str:
+    return _dataset(translation, "train_dataset_cfg", "train")
 
 
 def _lengths(translation: Translation, setting: Setting, is_decoder: bool) -> None:
@@ -100,20 +112,23 @@ def _lengths(translation: Translation, setting: Setting, is_decoder: bool) -> No
     translation.set("TASK_FEATURE_LENGTHS", setting)
 
 
-def translate_vocabulary(translation: Translation) -> None:
+def translate_vocabulary(translation: Translation, model: Model) -> None:
     """Sets VOCABULARY where the user's own lines name a file; else the task's own vocabulary counts, as in T5X."""
-    owner = "SentencePieceVocabulary"
-    model = translation.settings.macro("VOCABULARY")
-    scope = model.value.scope if model and isinstance(model.value, Reference) else ""
-    find = lambda name: translation.settings.find(owner, name, scope)
+    setting = translation.settings.find(model.owner, "vocabulary" if model.is_decoder else "input_vocabulary")
+    if setting.value is None:
+        setting = translation.settings.macro("VOCABULARY") or setting
+    vocabulary = setting.value
+    kind = "SentencePieceVocabulary"
+    owner = owner_of(vocabulary, kind)
+    find = lambda name: translation.settings.find(owner, name)
     path = find("sentencepiece_model_file")
     extra_ids = find("extra_ids")
     translation.drop(owner, {"reverse_extra_ids": "sentinels count down from the top", "use_fast_tokenizer": _ANY})
     for other in ("ByteVocabulary", "PassThroughVocabulary"):
         for name in ("extra_ids", "vocab_size", "size", "eos_id", "unk_id"):
-            translation.dropped(translation.settings.find(other, name), _OWN_VOCABULARY)
+            translation.dropped(translation.settings.find(owner_of(vocabulary, other), name), _OWN_VOCABULARY)
     is_own = path.line is not None and not (path.line.is_table and path.value in VOCABULARIES.values())
-    if model is None or class_of(model.value) != owner or not is_own:
+    if class_of(vocabulary) != kind or not is_own:
         for setting in (path, extra_ids):
             translation.dropped(setting, _OWN_VOCABULARY)
         if translation.skeleton != SCRIPTS["train"]:
@@ -131,17 +146,18 @@ def translate_train_evaluation(translation: Translation, is_decoder: bool) -> No
     translation.set("EVAL_STEPS", steps)
     train_eval = find("train", "train_eval_dataset_cfg")
     infer_eval = find("train", "infer_eval_dataset_cfg")
+    trained = _training_data(translation)
     never = not period.value or (train_eval.value is None and infer_eval.value is None)
     translation.set("EVAL_PERIOD", period, NEVER if never else period.value)
-    dataset = lambda name, scope: find("DatasetConfig", name, scope)
     for scope, config in (("train_eval", train_eval), ("infer_eval", infer_eval)):
+        owner = owner_of(config.value, "DatasetConfig", scope)
         for name in ("task_feature_lengths", "batch_size", "shuffle", "seed", "use_cached", "pack", "module"):
-            setting = dataset(name, scope)
-            if name in ("task_feature_lengths", "batch_size") and setting.value != dataset(name, "train").value:
+            setting = find(owner, name)
+            if name in ("task_feature_lengths", "batch_size") and setting.value != find(trained, name).value:
                 translation.dropped(setting, "an evaluation has the training's lengths and batch")
-        translation.drop("DatasetConfig", _DATASET_DROPPED, scope)
-        task = dataset("mixture_or_task_name", scope)
-        split = dataset("split", scope)
+        translation.drop(owner, _DATASET_DROPPED)
+        task = find(owner, "mixture_or_task_name")
+        split = find(owner, "split")
         if config.value is None:
             translation.dropped(split, f"{scope}_dataset_cfg is None")
             continue
@@ -154,51 +170,55 @@ def translate_train_evaluation(translation: Translation, is_decoder: bool) -> No
             translation.differs(split, "", f"loss and text are evaluated on one split in Limba, {known[0]!r}")
         elif split.value is not None:
             translation.set("config.DataConfig.validation_split", split)
-    examples = find("Evaluator", "num_examples")
+    evaluator = translation.owner("train", "inference_evaluator_cls", "Evaluator")
+    examples = find(evaluator, "num_examples")
     if infer_eval.value is not None and not never:
         translation.set("config.EvaluationConfig.num_examples", examples, examples.value or ALL_EXAMPLES)
         length = translation.bindings["TASK_FEATURE_LENGTHS"][0].get("targets")
         if length and not is_decoder:
             translation.fix("config.GenerationConfig.max_tokens", length, "TASK_FEATURE_LENGTHS of the targets")
     loggers = dict.fromkeys(("logger_cls",), "Limba writes TensorBoard, metrics.jsonl and samples")
-    translation.drop("Evaluator", {**loggers, "use_memory_cache": "Limba keeps no examples in memory"})
+    translation.drop(evaluator, {**loggers, "use_memory_cache": "Limba keeps no examples in memory"})
     translation.drop("JSONLogger", {"write_n_results": "MODEL_DIR/evaluations holds the texts"})
 
 
 def translate_checkpoints(translation: Translation) -> None:
     """Sets what is restored and saved."""
     find = translation.settings.find
-    save = find("CheckpointConfig", "save")
-    restore = find("CheckpointConfig", "restore")
-    period = find("SaveCheckpointConfig", "period")
-    keep = find("SaveCheckpointConfig", "keep")
+    checkpoints = translation.owner("train", "checkpoint_cfg", "CheckpointConfig")
+    save = find(checkpoints, "save")
+    restore = find(checkpoints, "restore")
+    saved = owner_of(save.value, "SaveCheckpointConfig")
+    restored = owner_of(restore.value, "RestoreCheckpointConfig")
+    period = find(saved, "period")
+    keep = find(saved, "keep")
     never = save.value is None or not period.value
     translation.set("CHECKPOINT_PERIOD", save if save.value is None else period, NEVER if never else period.value)
     translation.bindings["CHECKPOINTS_KEPT"] = (keep.value, keep.origin)
-    dtype = find("SaveCheckpointConfig", "dtype", default="float32")
+    dtype = find(saved, "dtype", default="float32")
     if dtype.value not in ("float32", None):
         translation.differs(
             dtype, "float32", "Limba saves parameters as trained; limba convert --to=t5x writes bfloat16"
         )
-    data = find("SaveCheckpointConfig", "save_dataset", default=False)
+    data = find(saved, "save_dataset", default=False)
     if not data.value:
         translation.differs(data, "", "Limba saves the data position with each checkpoint: no text is read twice")
-    steps = find("SaveCheckpointConfig", "checkpoint_steps")
+    steps = find(saved, "checkpoint_steps")
     if steps.value:
         raise refuse(steps, "Limba saves every SaveCheckpointConfig.period steps; leave it out")
-    translation.drop("SaveCheckpointConfig", {"keep_dataset_checkpoints": "the data position is part of a checkpoint"})
-    for owner in ("SaveCheckpointConfig", "RestoreCheckpointConfig"):
+    translation.drop(saved, {"keep_dataset_checkpoints": "the data position is part of a checkpoint"})
+    for owner in (saved, restored):
         translation.drop(
             owner, dict.fromkeys(("checkpointer_cls", "checkpoint_manager_cls", "state_transformation_fns"), _ANY)
         )
     if restore.value is not None:
-        _restore(translation)
+        _restore(translation, restored)
     else:
-        find("RestoreCheckpointConfig", "path")
+        find(restored, "path")
 
 
-def _restore(translation: Translation) -> None:
-    find = lambda name, default=None: translation.settings.find("RestoreCheckpointConfig", name, default=default)
+def _restore(translation: Translation, owner: str) -> None:
+    find = lambda name, default=None: translation.settings.find(owner, name, default)
     path = find("path")
     mode = find("mode", "latest")
     paths = [path.value] if isinstance(path.value, str | Macro) else list(path.value or [])
@@ -209,7 +229,7 @@ def _restore(translation: Translation) -> None:
     dtype = find("dtype")
     if dtype.value not in ("float32", None):
         translation.differs(dtype, "float32", "parameters are float32 in Limba, so nothing is lost")
-    translation.drop("RestoreCheckpointConfig", {"strict": "all parameters must be there", "restore_dataset": "always"})
+    translation.drop(owner, {"strict": "all parameters must be there", "restore_dataset": "always"})
     fallback = find("fallback_to_scratch", False)
     if fallback.value:
         raise refuse(
@@ -246,7 +266,8 @@ def _is_without_state(setting: Setting) -> bool:
 
 def translate_devices(translation: Translation) -> None:
     """Sets the mesh's model axis from num_partitions or the submesh."""
-    find = lambda name, default=None: translation.settings.find("PjitPartitioner", name, default=default)
+    owner = translation.owner(translation.script, "partitioner", "PjitPartitioner")
+    find = lambda name, default=None: translation.settings.find(owner, name, default)
     parts = find("num_partitions", 1)
     submesh = find("model_parallel_submesh")
     for name in ("ici_mesh_shape", "dcn_mesh_shape"):
@@ -263,12 +284,12 @@ def translate_devices(translation: Translation) -> None:
             rules, "limba/sharding/mesh.py", "Limba's own rules: another layout on the devices, the same numbers"
         )
     for name in ("activation_partitioning_dims", "parameter_partitioning_dims", "additional_rules"):
-        setting = translation.settings.find("standard_logical_axis_rules", name, default=1)
+        setting = translation.settings.find(owner_of(rules.value, "standard_logical_axis_rules"), name, default=1)
         if setting.value != 1:
             translation.differs(
                 setting, "config.MeshConfig.fsdp", "another layout, the same numbers; set fsdp=N if memory is short"
             )
-    translation.drop("PjitPartitioner", dict.fromkeys(("params_on_devices", "backend"), "jax chooses the devices"))
+    translation.drop(owner, dict.fromkeys(("params_on_devices", "backend"), "jax chooses the devices"))
 
 
 def translate_train_script(translation: Translation) -> None:
@@ -280,7 +301,8 @@ def translate_train_script(translation: Translation) -> None:
         raise refuse(relative, "set TRAIN_STEPS to the step of the checkpoint plus these steps")
     translation.set("TRAIN_STEPS", find("total_steps"))
     seed = find("random_seed")
-    parts = translation.settings.find("Trainer", "num_microbatches")
+    trainer = translation.owner("train", "trainer_cls", "Trainer")
+    parts = translation.settings.find(trainer, "num_microbatches")
     if seed.value is None:
         translation.differs(
             seed, "RANDOM_SEED = 0", "T5X takes the time; Limba keeps one seed, so that a resumed run repeats"
@@ -307,25 +329,28 @@ def translate_train_script(translation: Translation) -> None:
     translation.drop(
         "TerminateOnNanAction", dict.fromkeys(("task", "metric"), "a number that is not finite ends the run")
     )
-    translation.drop("Trainer", dict.fromkeys(("weight_metrics_computer", "use_gda"), _ANY))
+    translation.drop(trainer, dict.fromkeys(("weight_metrics_computer", "use_gda"), _ANY))
 
 
-def translate_use(translation: Translation, script: str) -> None:
+def translate_use(translation: Translation) -> None:
     """Sets the checkpoint and the output of an evaluation or inference."""
+    script = translation.script
     find = lambda name, default=None: translation.settings.find(script, name, default=default)
     translation.set("MODEL_DIR", find("output_dir"))
-    path = translation.settings.find("RestoreCheckpointConfig", "path")
-    _restore(translation)
+    restored = translation.owner(script, "restore_checkpoint_cfg", "RestoreCheckpointConfig")
+    path = translation.settings.find(restored, "path")
+    _restore(translation, restored)
     if "INITIAL_CHECKPOINT_PATH" not in translation.bindings:
         raise refuse(path, "name the checkpoint to use")
     translation.bindings.pop("RESET_STEP", None)
     length = translation.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets")
     translation.fix("MAX_TOKENS", length or 512, "TASK_FEATURE_LENGTHS of the targets")
+    evaluator = translation.owner(script, "inference_evaluator_cls", "Evaluator")
     if script == "evaluate":
-        examples = translation.settings.find("Evaluator", "num_examples")
+        examples = translation.settings.find(evaluator, "num_examples")
         translation.set("NUM_EXAMPLES", examples, examples.value or ALL_EXAMPLES)
-    translation.drop("Evaluator", {"logger_cls": "limba evaluate writes JSON, Markdown and TensorBoard"})
-    translation.drop("Evaluator", {"use_memory_cache": "Limba keeps no examples in memory"})
+    translation.drop(evaluator, {"logger_cls": "limba evaluate writes JSON, Markdown and TensorBoard"})
+    translation.drop(evaluator, {"use_memory_cache": "Limba keeps no examples in memory"})
     translation.drop("JSONLogger", {"write_n_results": "limba generate writes all texts"})
     names = ("model", "dataset_cfg", "partitioner", "restore_checkpoint_cfg", "inference_evaluator_cls", "mode",
              "summarize_config_fn", "use_orbax", "verify_matching_vocabs_fn", "training_evaluator_cls", "write_fn",

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from limba.cli.gin.statements import REQUIRED, Macro, Reference, leaves
 from limba.config import InputError, did_you_mean
 from limba.tools.migrate.t5x import tables
-from limba.tools.migrate.t5x.read import Line, Theirs
+from limba.tools.migrate.t5x.read import OLD_OWNERS, Line, Theirs
+
+
+@dataclass(frozen=True, repr=False)  # it is shown as it is written
+class Target(Reference):
+    """A reference of a value that was found, with the scope in which gin calls what it names."""
+
+    within: str = ""
 
 
 class Setting(NamedTuple):
@@ -34,33 +42,53 @@ class Settings:
         self.fields = {(line.scope, line.owner, line.field): line for line in theirs.lines if line.field}
         self.asked: set[str] = set()
         self._read: set[str] = set()
+        self._called: set[tuple[str, str]] = set()  # (scope, class) of the references in values that were found
 
     def has(self, owner: str) -> bool:
         """Returns whether any field of this class is set."""
         return any(key[1] == owner for key in self.fields)
 
-    def find(self, owner: str, name: str, scope: str = "", default: object = None) -> Setting:
-        """Returns the value of a field in a scope, of the outer one if that has none, or the default."""
-        self.asked.add(f"{owner}.{name}")
-        line = self.fields.get((scope, owner, name)) or self.fields.get(("", owner, name))
-        for scope_or_outer in {scope, ""}:
-            if (scope_or_outer, owner, name) in self.fields:
-                self._read.add(self.fields[scope_or_outer, owner, name].written)
+    def line(self, owner: str, name: str) -> Line | None:
+        """Returns the line that sets a field of a class; `owner` as in `find`."""
+        scope, _, kind = owner.rpartition("/")
+        lines = [self.fields.get((around, kind, name)) for around in _scopes_around(scope)]
+        return next((line for line in reversed(lines) if line is not None), None)
+
+    def find(self, owner: str, name: str, default: object = None) -> Setting:
+        """Returns the value of a field of a class, or the default.
+
+        `owner` may have a scope before it, as in gin: of "a/b/Trainer" a field of a/b/Trainer counts, then of
+        a/Trainer, then of Trainer.
+        """
+        scope, _, kind = owner.rpartition("/")
+        self.asked.add(f"{kind}.{name}")
+        line = self.line(owner, name)
+        for around in _scopes_around(scope):
+            if (around, kind, name) in self.fields:
+                self._read.add(self.fields[around, kind, name].written)
         if line is None:
-            return Setting(default, None, f"{owner}.{name}")
-        return self._resolved(line.value, Setting(line.value, line, line.written), ())
+            return Setting(default, None, f"{kind}.{name}")
+        return self._resolved(line.value, Setting(line.value, line, line.written), scope, ())
 
     def macro(self, name: str) -> Setting | None:
         """Returns the value of a macro, None if it is not set."""
         line = self.macros.get(name)
-        return None if line is None else self._resolved(Macro(name), Setting(None, line, name), ())
+        return None if line is None else self._resolved(Macro(name), Setting(None, line, name), "", ())
 
-    def _resolved(self, value: object, setting: Setting, inside: tuple[str, ...]) -> Setting:
+    def _resolved(self, value: object, setting: Setting, scope: str, inside: tuple[str, ...]) -> Setting:
+        """Returns the setting with the value that counts in a scope; `inside`: the macros on the way here."""
         if isinstance(value, Macro):
             return self._of_macro(value, setting, inside)
+        if isinstance(value, Reference):
+            # gin calls `@X()` in the scope around it, and an X that the program calls later in no scope.
+            within = value.scope or (scope if value.called else "")
+            target = Target(value.scope, value.name, value.called, within)
+            kind = class_of(target)
+            self._called.add((within, OLD_OWNERS.get(kind, kind)))
+            return setting._replace(value=target)
 
         def resolved(item: object) -> Any:
-            return self._resolved(item, setting, inside).value
+            return self._resolved(item, setting, scope, inside).value
 
         if isinstance(value, Mapping):
             return setting._replace(value={resolved(key): resolved(item) for key, item in value.items()})
@@ -83,7 +111,12 @@ class Settings:
             near = did_you_mean(name, self.macros).rstrip(".?")
             raise InputError(f"{_origin_of(setting)} uses %{name}, which nothing sets{near}; add --gin.{name}=VALUE.")
         line = self.macros[name]
-        return self._resolved(line.value, Setting(line.value, line, name), (*inside, name))
+        # As in gin, a macro's name is the scope of what its value calls.
+        return self._resolved(line.value, Setting(line.value, line, name), name, (*inside, name))
+
+    def reaches(self, line: Line) -> bool:
+        """Returns whether a value that was found refers to the class of this line, in its scope or one inside it."""
+        return any(line.owner == owner and line.scope in _scopes_around(scope) for scope, owner in self._called)
 
     def referred(self) -> set[str]:
         """Returns the classes and functions that a value refers to."""
@@ -114,6 +147,28 @@ class Settings:
         return [*self.macros.values(), *self.fields.values()]
 
 
+def _scopes_around(scope: str) -> list[str]:
+    """Returns the scopes whose bindings count in a scope, the outermost first.
+
+    >>> _scopes_around("a/b")
+    ['', 'a', 'a/b']
+    """
+    parts = scope.split("/") if scope else []
+    return ["/".join(parts[:count]) for count in range(len(parts) + 1)]
+
+
+def owner_of(value: object, kind: str, otherwise: str = "") -> str:
+    """Returns a class as `find` takes it, in the scope in which gin calls a reference to it.
+
+    Where `value` is not a reference, `otherwise` is the scope.
+
+    >>> owner_of(Target("a", "utils.DatasetConfig", True, "a"), "DatasetConfig"), owner_of(None, "Trainer")
+    ('a/DatasetConfig', 'Trainer')
+    """
+    scope = value.within if isinstance(value, Target) else otherwise
+    return f"{scope}/{kind}" if scope else kind
+
+
 def _origin_of(setting: Setting) -> str:
     return setting.line.where if setting.line else setting.name
 
@@ -129,4 +184,6 @@ def class_of(value: object) -> str:
 
 def refuse(setting: Setting, why: str) -> InputError:
     """Returns the error for a value that Limba cannot honour: the line, the name, why, and what to do."""
+    if setting.line is None:
+        return InputError(f"{setting.name} is {setting.value!r}, since nothing sets it: {why} ({tables.PAGE}).")
     return InputError(f"{_origin_of(setting)} sets {setting.name} to {setting.value!r}: {why} ({tables.PAGE}).")

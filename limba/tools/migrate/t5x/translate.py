@@ -19,11 +19,17 @@ from limba.cli.gin.statements import read as read_gin_files
 from limba.config import InputError
 from limba.tools.migrate.t5x import run as parts
 from limba.tools.migrate.t5x import tables
-from limba.tools.migrate.t5x.model import translate_decoding, translate_loss, translate_model, translate_optimizer
+from limba.tools.migrate.t5x.model import (
+    Model,
+    translate_decoding,
+    translate_loss,
+    translate_model,
+    translate_optimizer,
+)
 from limba.tools.migrate.t5x.names import OURS
 from limba.tools.migrate.t5x.read import is_t5x as is_t5x
 from limba.tools.migrate.t5x.read import read
-from limba.tools.migrate.t5x.settings import Settings, class_of
+from limba.tools.migrate.t5x.settings import Settings
 from limba.tools.migrate.t5x.translation import SCRIPTS, Row, Translation
 
 ABOUT = """Prints the gin files of a T5X run as one gin file of Limba's: first a table of what is the same, what differs
@@ -158,31 +164,30 @@ def _translated(settings: Settings, title: str) -> Translation:
             f"{title.removesuffix('.')}: no file says what to run; include t5x/configs/runs/pretrain.gin, finetune.gin,"
             f" eval.gin or infer.gin ({tables.PAGE})."
         )
-    translation = Translation(settings, SCRIPTS[script])
-    is_decoder = translate_model(translation)
-    kind = class_of(settings.macros["MODEL"].value)
+    translation = Translation(settings, script)
+    model = translate_model(translation)
     if script == "train":
         parts.translate_train_script(translation)
-        parts.translate_data(translation, "train", is_decoder, is_train=True)
-        parts.translate_train_evaluation(translation, is_decoder)
+        parts.translate_data(translation, model.is_decoder)
+        parts.translate_train_evaluation(translation, model.is_decoder)
         parts.translate_checkpoints(translation)
     else:
-        parts.translate_data(translation, "", is_decoder, is_train=False)
-        parts.translate_use(translation, script)
-    parts.translate_vocabulary(translation)
-    translate_loss(translation, kind)
-    translate_optimizer(translation)
+        parts.translate_data(translation, model.is_decoder)
+        parts.translate_use(translation)
+    parts.translate_vocabulary(translation, model)
+    translate_loss(translation, model)
+    translate_optimizer(translation, model)
     if script == "train":
-        translate_decoding(translation, kind)
+        translate_decoding(translation, model)
     else:
-        _decoding_by_macros(translation, kind)
+        _decoding_by_macros(translation, model)
     parts.translate_devices(translation)
     return translation
 
 
-def _decoding_by_macros(translation: Translation, kind: str) -> None:
+def _decoding_by_macros(translation: Translation, model: Model) -> None:
     """As `translate_decoding`, under the macros of gin/runs/infer.gin, so that --gin.NUM_BEAMS=4 replaces them."""
-    translate_decoding(translation, kind)
+    translate_decoding(translation, model)
     macros = {"num_beams": "NUM_BEAMS", "length_penalty": "LENGTH_PENALTY", "sample": "SAMPLE", "top_k": "TOP_K"}
     macros |= {"temperature": "TEMPERATURE", "top_p": "TOP_P", "num_samples": "NUM_SAMPLES"}
     for field, macro in macros.items():
@@ -204,8 +209,10 @@ def _check_unread(settings: Settings, translation: Translation, ours: set[str]) 
         near = difflib.get_close_matches(name, sorted(settings.asked | known | ours), n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]}?)" if near and near[0] != name else ""
         is_idle = line.owner in OURS and line.owner not in used if line.field else not line.where.startswith("--gin.")
-        is_idle |= line.owner in tables.OUTPUT
-        if name in known or is_idle or (line.owner in ("T5Config", "TransformerConfig") and name in settings.asked):
+        is_idle |= name in known or (line.owner in ("T5Config", "TransformerConfig") and name in settings.asked)
+        if line.field and settings.reaches(line):
+            is_idle = False
+        if is_idle or line.owner in tables.OUTPUT:
             translation.rows.append(Row("dropped", f"{line.written} = {line.value!r}", "", tables.IDLE))
             if name not in known and not line.field:
                 translation.unused.append(f"{line.written}{hint}")

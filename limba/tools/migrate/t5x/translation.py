@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from limba.cli.gin.statements import Reference
-from limba.tools.migrate.t5x.settings import Setting, Settings, refuse
+from limba.tools.migrate.t5x.settings import Setting, Settings, owner_of, refuse
 
 SCRIPTS = {"train": "gin/runs/pretrain.gin", "evaluate": "gin/runs/evaluate.gin", "infer": "gin/runs/infer.gin"}
 HEADER = ("from __gin__ import dynamic_registration", "", "from limba import config")
@@ -24,9 +24,10 @@ class Row(NamedTuple):
 class Translation:
     """Collects gin bindings, each with the line of theirs that it comes from."""
 
-    def __init__(self, settings: Settings, skeleton: str):
+    def __init__(self, settings: Settings, script: str):
         self.settings = settings
-        self.skeleton = skeleton
+        self.script = script
+        self.skeleton = SCRIPTS[script]
         self.bindings: dict[str, tuple[Any, str]] = {}  # our name -> (value, origin)
         self.names: dict[str, str] = {}  # our name -> theirs, for messages
         self.rows: list[Row] = []
@@ -54,17 +55,21 @@ class Translation:
         if setting.line is not None and not setting.line.is_table and not isinstance(setting.value, Reference):
             self.rows.append(Row("dropped", f"{setting.name} = {setting.value!r}", "", why))
 
-    def copy(self, owner: str, fields: Mapping[str, str], defaults: Mapping[str, object], scope: str = "") -> None:
+    def owner(self, parent: str, name: str, kind: str, otherwise: str = "") -> str:
+        """Returns a class as `Settings.find` takes it, in the scope of the reference that a field of `parent` holds."""
+        return owner_of(self.settings.find(parent, name).value, kind, otherwise)
+
+    def copy(self, owner: str, fields: Mapping[str, str], defaults: Mapping[str, object]) -> None:
         """Copies fields that mean the same, under our names; None is left out."""
         for theirs, ours in fields.items():
-            setting = self.settings.find(owner, theirs, scope, defaults.get(theirs))
+            setting = self.settings.find(owner, theirs, defaults.get(theirs))
             if setting.value is not None:
                 self.set(ours, setting)
 
-    def drop(self, owner: str, fields: Mapping[str, str], scope: str = "") -> None:
+    def drop(self, owner: str, fields: Mapping[str, str]) -> None:
         """Reads fields that mean nothing here, with the reason of each."""
         for name, why in fields.items():
-            self.dropped(self.settings.find(owner, name, scope), why)
+            self.dropped(self.settings.find(owner, name), why)
 
     def must_be(self, owner: str, name: str, allowed: Sequence[object], why: str) -> None:
         """Raises InputError for a field with a value that Limba cannot honour."""

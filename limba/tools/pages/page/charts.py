@@ -33,6 +33,7 @@ class Line(NamedTuple):
     columns: dict[str, np.ndarray]
     is_marked: bool = False  # drawn as points: an evaluation here and there
     texts: Sequence[str] = ()  # of each point, where it is an event
+    first_step: int = 0  # of its run, whose FLOPs are counted from there
 
 
 class Chart(NamedTuple):
@@ -133,7 +134,20 @@ def charts_of(runs: Sequence[Run], most_points: int) -> list[Chart]:
         charts += _charts_of_figures(runs, most_points, figures)
     charts += [_tokens_read(runs, most_points), _padding(runs, most_points), *_histograms(runs)]
     charts += _metrics_of_text(runs, most_points)
-    return [chart for chart in charts if chart.lines]
+    return _with_own_names([chart for chart in charts if chart.lines])
+
+
+def _with_own_names(charts: Sequence[Chart]) -> list[Chart]:
+    """Returns the charts, numbered where a name is taken: ro-wiki and ro_wiki give the same."""
+    named: dict[str, Chart] = {}
+    for chart in charts:
+        name = chart.name
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{chart.name}-{number}"
+        named[name] = chart._replace(name=name)
+    return list(named.values())
 
 
 def _of_both_kinds(
@@ -242,7 +256,7 @@ def _timeline(runs: Sequence[Run]) -> Chart:
         kinds_seen |= {event.kind for event in events}
         columns = run.at([event.step for event in events])
         texts = [f"{event.kind}|{event.sentence}" for event in events]
-        lines.append(Line(_named(runs, run, "events"), number, columns, True, texts))
+        lines.append(Line(_named(runs, run, "events"), number, columns, True, texts, run.history.first_step))
     rows = [kind for kind in reversed(KINDS) if kind in kinds_seen]  # the y axis goes up, and the first kind is on top
     return Chart("events", "Loss", "Events", "", lines, "events", rows)
 
@@ -252,7 +266,8 @@ def _line(
 ) -> Line:
     points = keep_extremes(values, most_points)
     columns = {name: axis[points] for name, axis in run.axes(kind).items()}
-    return Line(label, style, {**columns, "y": values[points]}, is_marked)
+    first_step = run.history.first_step
+    return Line(label, style, {**columns, "y": values[points]}, is_marked, first_step=first_step)
 
 
 def _named(runs: Sequence[Run], run: Run, label: str) -> str:
@@ -294,13 +309,14 @@ def top_of(values: np.ndarray) -> float | None:
 def data_of(chart: Chart, unit: float) -> list[dict[str, object]]:
     """Returns each line as the page's script reads it: its columns, and as `flop` the FLOPs of a step in `unit`.
 
-    A line's FLOPs grow by the same number at each step, so they need no column.
+    A line's FLOPs grow by the same number at each step after `first`, so they need no column.
     """
     return [
         {
             "label": line.label,
             "columns": {name: packed(values) for name, values in line.columns.items() if name != "flop"},
             "flop": _flops_of_a_step(line) / unit,
+            "first": line.first_step,
             "texts": list(line.texts),
             "top": chart.top,
             "marked": line.is_marked,
@@ -320,9 +336,9 @@ def packed(values: np.ndarray) -> str:
 def _flops_of_a_step(line: Line) -> float:
     steps = line.columns.get("step")
     flops = line.columns.get("flop")
-    if steps is None or flops is None or not steps.any():
+    if steps is None or flops is None or not flops.any():
         return 0.0
-    return float(flops.max() / steps.max())
+    return float(flops.max() / (steps.max() - line.first_step))
 
 
 def known_axes(charts: Sequence[Chart]) -> list[str]:

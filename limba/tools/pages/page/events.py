@@ -82,7 +82,7 @@ def _set_aside(run: Run) -> Iterator[Event]:
         with contextlib.suppress(ValueError):  # another file, whose name has no step
             step = int(path.name.split("_")[3])
             yield Event(step, "", FAULT, f"step {step:,} was not finite; its rows are in {path.name}")
-    for path in matching(run.directory / "checkpoints", "*.broken"):
+    for path in matching(run.directory / "checkpoints", "*.broken*"):  # the second of a step is 100.broken-2
         with contextlib.suppress(ValueError):
             step = int(path.name.split(".")[0])
             yield Event(step, "", FAULT, f"the checkpoint of step {step:,} could not be read: {path.name}")

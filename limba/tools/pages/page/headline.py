@@ -87,18 +87,18 @@ def _remaining_time(run: Run) -> Iterator[str]:
 
 
 def _cost(run: Run) -> Iterator[str]:
-    """Yields the time in steps, and its price where the devices have one."""
-    environment = run.history.start.get("environment")
-    hours = run.axes().get("hours")
-    devices = ""
-    if isinstance(environment, dict):
-        devices = str(environment.get("devices", ""))
-    count, _, device_kind = devices.partition(" x ")  # "8 x TPU v4"
-    if hours is None or not len(hours) or not count.isdecimal():
+    """Yields the time in steps on each kind of devices, and its price where all of them have one."""
+    hours_by_devices = run.hours_by_devices()
+    if not hours_by_devices:
         return
-    spent = f"{duration(hours[-1] * 3600)} in steps on {devices}"
-    price = prices.device_price(device_kind)
-    if price is None:
-        yield f"{spent}."
-    else:
-        yield f"{spent}: ${price * int(count) * hours[-1]:,.2f} by the list price of {prices.DATE}."
+    times = [f"{duration(hours * 3600)} in steps on {devices}" for devices, hours in hours_by_devices.items()]
+    spent = " and ".join(times)
+    dollars = 0.0
+    for devices, hours in hours_by_devices.items():
+        count, _, device_kind = devices.partition(" x ")
+        price = prices.device_price(device_kind)
+        if price is None:
+            yield f"{spent}."
+            return
+        dollars += price * int(count) * hours
+    yield f"{spent}: ${dollars:,.2f} by the list price of {prices.DATE}."

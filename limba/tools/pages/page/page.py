@@ -119,7 +119,8 @@ def _page(content: Content, items: dict[str, object], runs: Sequence[Run], is_li
     text = _file("page.html")
     pieces = text.split("%%")  # text, a name, text, a name, ..., text
     pieces[1::2] = [parts[name] for name in pieces[1::2]]
-    return "".join(pieces)
+    # Records and names of files may hold half of a surrogate pair, which no file of UTF-8 can.
+    return "".join(pieces).encode(errors="replace").decode()
 
 
 def _section(name: str, content: Content) -> str:

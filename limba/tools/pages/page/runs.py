@@ -16,7 +16,8 @@ from limba.api import RunDirectory, Standing, evenly, flops_per_sequence, matchi
 from limba.config import InputError, RunConfig, reason_of, untrusted_files
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
-EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl")  # of model_dir/evaluations
+EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl", re.ASCII)  # of model_dir/evaluations
+OF_COMMAND = re.compile(r".+-\d+-.+", re.ASCII)  # `limba evaluate` writes <task>-<step>-<split>-2.jsonl
 MOST_EVALUATED = 24  # evaluations whose texts are read
 MOST_EXAMPLES = 4  # of an evaluation
 EXAMPLE_FIELDS = ("input", "target", "prediction")  # by which it differs from the file's line of figures
@@ -34,7 +35,8 @@ class Run:
         self.holder = ""  # who trains it, in words
         self.standing: Standing | None = None  # None while it trains
         self.problems = list[str]()
-        self._examples: dict[str, list[dict[str, str]]] = {}  # by the file's name
+        self._num_starts: int | None = None  # that `config` is of; None before the first look
+        self._examples: dict[str, tuple[object, list[dict[str, str]]]] = {}  # file's name -> size and time, examples
 
     def update(self) -> bool:
         """Reads what is new; returns whether there is anything. InputError if the directory cannot be read."""
@@ -44,6 +46,7 @@ class Run:
             path = str(self.directory)
             self.holder = self.run_directory.holder()
             self.standing = self.run_directory.standing()
+            self._update_config()
             if has_changed:
                 self.problems = list(self._problems())
         except Exception as error:  # a bucket's client has errors of its own
@@ -51,6 +54,13 @@ class Run:
                 f"{path} cannot be read ({reason_of(error)}); check the path, your rights and the network."
             ) from error
         return has_changed
+
+    def _update_config(self) -> None:
+        """Reads the configuration again where the run has started again, maybe with another one."""
+        num_starts = sum(note["kind"] == "start" for note in self.history.notes)
+        if self._num_starts is not None and num_starts != self._num_starts:
+            self.config = self.run_directory.run() or self.config
+        self._num_starts = num_starts
 
     @property
     def train(self) -> Any:
@@ -62,26 +72,47 @@ class Run:
         return self.at(self.history.tables[kind].steps)
 
     def at(self, steps: Sequence[float] | np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the AXES at any steps, between two logged lines by interpolation."""
+        """Returns the AXES at any steps, between two logged lines by interpolation; all but the steps are its own."""
         axes = {"step": np.asarray(steps, np.float64)}
+        first = self.history.first_step
         if len(self.train):
             for name, totals in self._totals().items():
-                axes[name] = np.interp(axes["step"], [0.0, *self.train.steps], [0.0, *totals])
+                axes[name] = np.interp(axes["step"], [first, *self.train.steps], [0.0, *totals])
         flops = self.flops_per_step()
         if flops is not None:
-            axes["flop"] = axes["step"] * flops
+            axes["flop"] = (axes["step"] - first) * flops
         return axes
 
     def _totals(self) -> dict[str, np.ndarray]:
         """Returns the tokens read and the hours spent in steps up to each logged line."""
         if "seconds_per_step" not in self.train:
             return {}
-        steps_per_line = np.diff(self.train.steps, prepend=0.0)
-        seconds = np.nan_to_num(self.train["seconds_per_step"]) * steps_per_line
+        seconds = np.nan_to_num(self.train["seconds_per_step"]) * self.history.steps_per_line()
         totals = {"hours": np.cumsum(seconds) / 3600}
         if "tokens_per_second" in self.train:
             totals["tokens"] = np.cumsum(np.nan_to_num(self.train["tokens_per_second"]) * seconds)
         return totals
+
+    def hours_by_devices(self) -> dict[str, float]:
+        """Returns "8 x TPU v4" -> hours in steps on these devices; {} where devices or hours are not known."""
+        hours = self._totals().get("hours")
+        starts = list[tuple[int, str]]()  # step, devices: each start trains the lines behind it, up to the next one
+        for note in self.history.notes:
+            environment = note.get("environment")
+            devices = str(environment.get("devices", "")) if isinstance(environment, dict) else ""
+            if note["kind"] != "start" or not devices.partition(" x ")[0].isdecimal():
+                continue
+            while starts and starts[-1][0] >= note["step"]:  # what it has trained is undone
+                starts.pop()
+            starts.append((note["step"], devices))
+        if hours is None or not starts:
+            return {}
+        by_devices: dict[str, float] = {}
+        places = np.searchsorted([step for step, _ in starts], self.train.steps) - 1
+        for place, hours_of_line in zip(np.maximum(places, 0), np.diff(hours, prepend=0.0), strict=True):
+            devices = starts[place][1]
+            by_devices[devices] = by_devices.get(devices, 0.0) + float(hours_of_line)
+        return by_devices
 
     def lengths(self) -> tuple[int, int] | None:
         """Returns the lengths of the encoder's and the decoder's rows, in tokens; None if they are not known."""
@@ -117,14 +148,18 @@ class Run:
         return np.clip(1 - tokens / (self.config.data.batch_size * sum(lengths)), 0.0, 1.0).round(6)
 
     def evaluations(self) -> dict[str, dict[int, list[dict[str, str]]]]:
-        """Returns task -> step -> examples {"input", "target", "prediction"}, of some steps from first to last."""
+        """Returns task -> step -> examples {"input", "target", "prediction"}, of some steps from first to last.
+
+        Of steps that the run has recorded: a run that resumed has files of steps that it has undone.
+        """
         folder = self.directory / "evaluations"
         if not folder.is_dir():
             return {}
+        recorded = set(self.history.tables["text"].steps.tolist())
         files: dict[str, dict[int, epath.Path]] = {}
         for path in sorted(folder.iterdir(), key=str):
             match = EVALUATED.fullmatch(path.name)
-            if match:
+            if match and int(match["step"]) in recorded and not OF_COMMAND.fullmatch(match["task"]):
                 files.setdefault(match["task"], {})[int(match["step"])] = path
         examples: dict[str, dict[int, list[dict[str, str]]]] = {}
         for task, by_step in files.items():
@@ -134,12 +169,19 @@ class Run:
         return examples
 
     def _examples_in(self, path: epath.Path) -> list[dict[str, str]]:
-        if path.name not in self._examples:  # a file is written once, and never changes
+        try:
+            stat = path.stat()
+            state = stat.length, stat.mtime  # a run that resumes writes the file of a step again
+        except OSError:  # it was removed since, or is a link to nothing
+            return []
+        known = self._examples.get(path.name)
+        if known is None or known[0] != state:
             examples = (
                 {name: str(record[name]) for name in EXAMPLE_FIELDS} for record in _records(path, *EXAMPLE_FIELDS)
             )
-            self._examples[path.name] = list(itertools.islice(examples, MOST_EXAMPLES))
-        return self._examples[path.name]
+            known = state, list(itertools.islice(examples, MOST_EXAMPLES))
+            self._examples[path.name] = known
+        return known[1]
 
     def _problems(self) -> Iterator[str]:
         """Yields sentences on what could not be read, here and by the run itself."""

@@ -55,7 +55,7 @@ def samples_of(runs: Sequence[Run], most_bytes: int = MOST_BYTES) -> list[dict[s
     most_letters = MOST_LETTERS
     while True:
         panels = _panels(runs, most_steps, most_letters)
-        is_small = len(json.dumps(panels, ensure_ascii=False).encode()) <= most_bytes
+        is_small = len(json.dumps(panels, ensure_ascii=False).encode(errors="replace")) <= most_bytes
         if is_small:
             return panels
         if most_steps > LEAST_STEPS:

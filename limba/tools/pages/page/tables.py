@@ -6,6 +6,7 @@ import dataclasses
 import html
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from limba.api import duration
@@ -15,7 +16,7 @@ from limba.tools.pages.page.events import events_of, thinned
 from limba.tools.pages.page.runs import Run
 
 MOST_EVENTS = 200  # of each run in the table
-STAGE = "stage_"  # before the first step of a stage, in the names of its tokens
+STAGE = re.compile(r"stage_(\d+)/(.+)", re.ASCII)  # the step that a stage begins at and the task, of its tokens
 UNSET = object()  # a field that a run's configuration lacks, or that has no default
 TRAINING_FIGURES = (("loss", "training loss"), ("tokens_per_second", "tokens per second"))
 VALIDATION_FIGURES = (("loss", "validation loss"), ("bits_per_byte", "bits per byte"), ("accuracy", "token accuracy"))
@@ -129,9 +130,11 @@ def stages(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         by_stage: dict[int, dict[str, float]] = {}
-        for name, number in _newest(run, f"tokens/{STAGE}").items():
-            begins, _, corpus = name.partition("/")
-            by_stage.setdefault(int(begins), {})[corpus] = number
+        for name, number in _newest(run, "tokens/").items():
+            match = STAGE.fullmatch(name)
+            if match:  # not a task called stage_1
+                begins, corpus = match.groups()
+                by_stage.setdefault(int(begins), {})[corpus] = number
         for begins, tokens in sorted(by_stage.items()):
             total = sum(tokens.values())
             for corpus, number in tokens.items():

@@ -51,7 +51,7 @@ def number(asked: Json, name: str, default: float, least: float, most: float) ->
     value = asked.get(name, default)
     try:
         checked = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last for a whole number that float64 does not hold
         checked = float("nan")  # which is outside of all bounds
     if not least <= checked <= most:
         raise InputError(f"{name} is {value!r}; give a number from {least:g} to {most:g}.")
