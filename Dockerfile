@@ -1,7 +1,8 @@
 # Limba with its packages, for one kind of accelerator:
 #
 #   docker build --build-arg ACCELERATOR=cuda -t limba:cuda .        # cpu, tpu, cuda, cuda12 or rocm (with PYTHON=3.11)
-#   docker run --gpus all -v "$PWD/runs:/runs" limba:cuda gin/demo.gin MODEL_DIR=/runs/demo
+#   docker run --gpus all -v "$PWD/runs:/runs" -v "$PWD/data:/data" limba:cuda \
+#     gin/demo.gin CORPUS='/data/*.jsonl' VOCABULARY=byte VOCAB_SIZE=384 MODEL_DIR=/runs/demo
 #
 # The wheels bring CUDA's libraries, so a small base image is enough; the host has the driver. docs/install.md
 ARG PYTHON=3.12

@@ -35,11 +35,27 @@ for argument in "$@"; do
   esac
 done
 
+# The same name or pattern is another text in another folder. A data set of the hub, such as user/name, is the same
+# everywhere, and a list or a dict of gin stays as it is typed.
+case ${CORPUS:-} in
+  '' | /* | *://* | [\[\(\{\'\"]*) ;;
+  *) if [[ $CORPUS == *[*?[]* ]] || compgen -G "$CORPUS" >/dev/null; then CORPUS=$PWD/$CORPUS; fi ;;
+esac
 name=demo
 if [ -n "${CORPUS:-}" ]; then name=demo-$(printf %s "$CORPUS" | cksum | cut -d ' ' -f 1); fi
 directory=${MODEL_DIR:-$root/runs/$name}
+case $directory in
+  *://*) fail "MODEL_DIR is $directory; the demo writes to a local directory, so give one." ;;
+  /*) ;;
+  *) directory=$PWD/$directory ;;
+esac
 shown=${directory#"$PWD"/} # as it is typed here
-case $directory in *://*) fail "MODEL_DIR is $directory; the demo writes to a local directory, so give one." ;; esac
+text=$directory/logs/text.txt # the CORPUS that this demo learns from
+if [ -f "$text" ] && [ "$(cat "$text")" != "${CORPUS:-}" ]; then
+  was=$(cat "$text")
+  fail "$shown learned from ${was:-"Python's documentation"}, and not from ${CORPUS:-"Python's documentation"}; \
+give another folder by MODEL_DIR, or that text again."
+fi
 bash "$root/launch/setup.sh"
 export LIMBA_ALONE=1 # one process, also in a job that has several
 export LIMBA_NEXT=no # the end of this script says what to type next
@@ -53,20 +69,25 @@ limba() { "$python" -m limba "$@"; }
 train() { bash "$root/launch/supervise.sh" "$python" -m limba train "$@"; }
 say_next() {
   local activate=$root/.venv/bin/activate
-  echo "Next:  . ${activate#"$PWD"/}    # then the command limba is there"
-  echo "  limba generate $shown --prompt='The ___ returns a list.'"
-  if [ -d "$directory/spaces" ]; then echo "  limba generate $shown/spaces --prompt='thefunctionreturnsalist'"; fi
-  echo "  limba play $shown    # a page to try it; limba report: how it learned"
+  local run # quoted where a shell needs it
+  run=$(printf %q "$shown")
+  echo "Next:  . $(printf %q "${activate#"$PWD"/}")    # then the command limba is there"
+  echo "  limba generate $run --prompt='The ___ returns a list.'"
+  if [ -d "$directory/spaces" ]; then echo "  limba generate $run/spaces --prompt='thefunctionreturnsalist'"; fi
+  echo "  limba play $run    # a page to try it; limba report: how it learned"
   echo "  limba new my --corpus='path/*.txt'    # a run for your own text"
 }
 
-if [ -f "$done" ] && [ "$(cat "$done")" = "$asked" ]; then
+if [ -f "$done" ] && [ -f "$text" ] && [ "$(cat "$done")" = "$asked" ]; then
   echo "The demo is done: $shown"
   say_next
   exit 0
 fi
 mkdir -p "$directory/logs"
-if [ -z "${CORPUS:-}" ] && [ ! -f "$corpus" ]; then "$python" -m tasks.demo "$corpus" >"$directory/logs/corpus.log"; fi
+printf %s "${CORPUS:-}" >"$text"
+if [ -z "${CORPUS:-}" ] && [ ! -f "$corpus" ]; then # tasks/ of the clone, and not of the folder that this is called in
+  PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$python" -P -m tasks.demo "$corpus" >"$directory/logs/corpus.log"
+fi
 
 echo "A tiny T5 learns to fill gaps: [its word, not the right one] or [word ✓]."
 steps=()

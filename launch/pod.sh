@@ -26,12 +26,13 @@ say() { echo "$name: $1"; }
 case ${1:---help} in -h | --help) sed -n '2,21s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 action=$1 name=${2:-} dry='' type='' zone='' spot='' bucket='' account='' image='' yes='' lines=20 follow='' tries=20
 case $action in
-  create | setup | run | status | logs | stop | watch | delete | remake) ;;
+  create | setup | run | status | logs | stop | watch | delete | remake | resume) ;; # the last two are of watch
   *) fail "$action is not known; see --help." ;;
 esac
 [[ $name =~ ^[a-z][a-z0-9-]*$ ]] || fail "give a name after $action: small letters, digits and -, such as my-pod."
 shift 2
 more=() words=() variables=() set_up_with=() token='' command=() poll=${POLL_SECONDS:-20} workers=1 slices=1 each=1
+run_commit='' # which the run was started with
 record=${LIMBA_PODS:-${XDG_CONFIG_HOME:-$HOME/.config}/limba/pods}/$name
 # shellcheck source=/dev/null
 if [ "$action" != create ] && [ -f "$record" ]; then . "$record"; fi
@@ -70,7 +71,8 @@ save() {
   if [ -n "$dry" ]; then return; fi
   mkdir -p "$(dirname "$record")"
   # For this user alone: --env=NAME=VALUE may hold a key.
-  (umask 077 && declare -p type zone spot bucket account image slices set_up_with token command more >"$record.new")
+  (umask 077 && declare -p type zone spot bucket account image slices set_up_with token command run_commit more \
+    >"$record.new")
   mv "$record.new" "$record"
 }
 
@@ -103,6 +105,26 @@ create() {
 }
 remake() { remove; request; await; }
 
+# Sets `commit` to what the workers get. It is what is checked out here, and nothing that is here may be missing there;
+# when watch resumes a run it is the run's own commit, whatever is checked out by now.
+find_commit() {
+  local shallow above file
+  above=$(git -C "$root" rev-parse --show-prefix 2>/dev/null) && [ -z "$above" ] ||
+    fail "$root is not a clone, such as of an archive; the workers get a commit, so use a clone made by git."
+  shallow=$(git -C "$root" rev-parse --is-shallow-repository)
+  [ "$shallow" != true ] || fail "this clone is shallow, and the workers need its history; run git fetch --unshallow."
+  if [ "$action" = resume ] && [ -n "$run_commit" ]; then
+    commit=$run_commit
+    git -C "$root" cat-file -e "$commit^{commit}" 2>/dev/null ||
+      fail "the run of $name has commit ${commit:0:12}, which this clone does not have; fetch it, or start the run anew."
+    return
+  fi
+  file=$(git -C "$root" status --porcelain --untracked-files=all | sed -n '1s/^...//p')
+  [ -z "$file" ] || fail "$file is not committed, and the workers get a commit; commit it (git status shows all such \
+files), or have .gitignore leave it out."
+  commit=$(git -C "$root" rev-parse HEAD)
+}
+
 setup() {
   local commit word with=''
   for word in ${variables[@]+"${variables[@]}"}; do
@@ -112,12 +134,15 @@ setup() {
   done
   if [ ${#variables[@]} -gt 0 ]; then set_up_with=("${variables[@]}"); fi
   if [ ${#set_up_with[@]} -gt 0 ]; then with=$(printf ' %q' "${set_up_with[@]}"); fi
-  git -C "$root" diff --quiet HEAD || fail "some changes are not committed; commit them: the workers get a commit."
-  commit=$(git -C "$root" rev-parse HEAD)
+  find_commit
   find_workers
   # watch sets up a pod that is made again with the same, but for the token, which no file here holds.
   if [ -n "${HF_TOKEN:-}" ]; then token=yes; fi
-  git -C "$root" bundle create -q "$folder/limba.bundle" HEAD
+  if [ -z "$dry" ]; then
+    # A bundle is of names. Under this one the commit also stays when the branch is rewritten, and git gc runs.
+    git -C "$root" update-ref "refs/limba/$name" "$commit"
+    git -C "$root" bundle create -q "$folder/limba.bundle" "refs/limba/$name"
+  fi
   on_workers "$SETUP_SECONDS" scp_to "$folder/limba.bundle"
   report >/dev/null || advise "the files were not copied to all workers of $name"
   say "setting up $workers workers with commit ${commit:0:12}"
@@ -125,7 +150,11 @@ setup() {
     if [ -n \"\$token\" ]; then mkdir -p ~/.cache/huggingface
     (umask 077; echo \"\$token\" >~/.cache/huggingface/token); fi
     exec 9>~/limba.lock; flock -w 600 9 || { echo 'an earlier set-up is still going on here; wait' >&2; exit 75; }
-    mkdir -p limba; cd limba; git init -q; git fetch -q ../limba.bundle HEAD; git checkout -q --detach $commit
+    if [ -f limba/launch/pod_worker.sh ]; then
+    code=0; said=\$(bash limba/launch/pod_worker.sh check) || code=\$?
+    if [ \$code -eq 4 ]; then echo \"\$said\"; exit 4; fi; fi
+    mkdir -p limba; cd limba; git init -q; git fetch -q ../limba.bundle refs/limba/$name
+    git checkout -q --detach $commit
     git diff --quiet HEAD || { echo 'files in ~/limba were changed by hand; undo that' >&2; exit 2; }
     env$with bash launch/setup.sh ${ACCELERATOR:-tpu} </dev/null; echo ready, commit ${commit:0:12}" "${HF_TOKEN:-}"
   report || advise "not all workers of $name are set up"
@@ -133,9 +162,12 @@ setup() {
 }
 
 run() {
-  local word model_dir=''
+  local commit there word model_dir=''
+  find_commit
   if [ ${#words[@]} -gt 0 ]; then
     [ -f "$root/${words[0]}" ] || fail "there is no ${words[0]} here; give a gin file or a script of this checkout."
+    git -C "$root" cat-file -e "$commit:${words[0]}" 2>/dev/null ||
+      fail "git ignores ${words[0]}, so the workers do not get it; add it by git add --force, and commit it."
     case ${words[0]} in *.sh) ;; *) words=(launch/pretrain.sh "${words[@]}") ;; esac
     command=(env ACCELERATOR="${ACCELERATOR:-tpu}" ${variables[@]+"${variables[@]}"} bash "${words[@]}")
   elif [ ${#variables[@]} -gt 0 ]; then
@@ -151,8 +183,14 @@ run() {
   find_workers
   on_workers "$RUN_SECONDS" ssh_to "bash limba/launch/pod_worker.sh check"
   report >"$folder/check" || advise "nothing was started on $name"
-  [ "$(sed 's/.*: //' "$folder/check" | sort -u | wc -l)" -eq 1 ] ||
-    fail "the workers of $name have different commits; bash launch/pod.sh setup $name"
+  there=$(sed 's/.*: //' "$folder/check" | sort -u)
+  case $there in
+    *$'\n'*) fail "the workers of $name have different commits; bash launch/pod.sh setup $name" ;;
+    "$commit") ;;
+    *) [ -n "$dry" ] || fail "the workers of $name have commit ${there:0:12}, and the one here is ${commit:0:12}; \
+bash launch/pod.sh setup $name takes it there." ;;
+  esac
+  run_commit=$commit
   save
   on_workers "$RUN_SECONDS" ssh_to "bash limba/launch/pod_worker.sh start$(printf ' %q' "${command[@]}")"
   report || {
@@ -161,6 +199,9 @@ run() {
     fail "not all workers of $name started, so the others were stopped; the same command again." 75
   }
 }
+
+# The run's own commit and its command, on a pod that was made again or whose run has ended and may resume.
+resume() { setup; run; }
 
 status() {
   local now
@@ -209,7 +250,10 @@ delete() {
   fi
   remove
   trap 'end_tree $$; rm -rf "$folder"' EXIT
-  if [ -z "$dry" ]; then rm -f "$record" "$record.deleted"; fi
+  if [ -z "$dry" ]; then
+    rm -f "$record" "$record.deleted"
+    git -C "$root" update-ref -d "refs/limba/$name" 2>/dev/null || true
+  fi
   say "deleted; what is in buckets stays"
 }
 
@@ -267,7 +311,7 @@ $name, or HF_TOKEN= if the run needs none."
         left=$((left - 1)) last=''
         say "try $((tries - left)) of $tries"
         if [ "$now" = lost ] && ! bash "${BASH_SOURCE[0]}" remake "$name"; then sleep "$poll"; continue; fi
-        if bash "${BASH_SOURCE[0]}" setup "$name"; then bash "${BASH_SOURCE[0]}" run "$name" || true; fi ;;
+        bash "${BASH_SOURCE[0]}" resume "$name" || true ;;
     esac
     sleep "$poll"
   done

@@ -54,7 +54,7 @@ versions='3.11, 3.12 or 3.13'
 if [ ${#pythons[@]} -eq 1 ]; then versions=${pythons[0]}; fi
 
 venv=$root/.venv
-if [ -L "$venv" ]; then venv=$(readlink -f "$venv"); fi
+if [ -L "$venv" ]; then venv=$(readlink -m "$venv"); fi # -m: its folder may be gone, as on a scratch disk
 if [ -n "${VENV:-}" ]; then
   case $VENV in /*) ;; *) VENV=$PWD/$VENV ;; esac
   if [ -e "$root/.venv" ] && [ ! -L "$root/.venv" ] && [ ! "$VENV" -ef "$root/.venv" ]; then
@@ -64,9 +64,10 @@ if [ -n "${VENV:-}" ]; then
   if [ ! "$VENV" -ef "$root/.venv" ]; then venv=$VENV; fi
 fi
 stamps=$venv/.limba
+former=$venv.old # the environment that worked, until another one stands in its place
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/limba
 lean=${LEAN:-0} base=$root/requirements/lock-cpu.txt
-if [ -z "${LEAN:-}" ] && [ -f "$stamps/lean" ]; then lean=1; fi
+if [ -z "${LEAN:-}" ] && { [ -f "$stamps/lean" ] || [ -f "$former/.limba/lean" ]; }; then lean=1; fi
 if [ "$lean" != 0 ]; then
   if [[ " ${parts[*]-} " = *" t5 "* ]]; then
     fail "t5 and the tests need seqio and TensorFlow, which this lean environment leaves out; run it with LEAN=0."
@@ -75,13 +76,43 @@ if [ "$lean" != 0 ]; then
   if [ ${#pythons[@]} -gt 1 ]; then pythons+=(3.14) versions='3.11, 3.12, 3.13 or 3.14'; fi # TensorFlow has no wheel
 fi
 
+# Ends where a program runs in this environment: a run imports some packages late, and they must not change below it. It
+# is seen by its command, as of a supervisor that is about to start it again, or by the libraries that it has loaded;
+# not on other machines, which may share the folder.
+refuse_if_used() {
+  local place commands=() libraries=() process words instead=''
+  for place in "$venv" "$(readlink -m "$venv")" "$root/.venv"; do
+    commands+=("$place/bin/python" "$place/bin/python3" "$place/bin/limba")
+    libraries+=("$place/lib/")
+  done
+  # The patterns come through a pipe: grep would find them in its own command.
+  # shellcheck disable=SC2062  # and so none is among its arguments
+  process=$({
+    printf '%s\n' "${commands[@]}" | grep -lzxF --file=- /proc/[0-9]*/cmdline
+    printf '%s\n' "${libraries[@]}" | grep -lF --file=- /proc/[0-9]*/maps
+  } 2>/dev/null | sed -n '1s|^/proc/\([0-9]*\)/.*|\1|p') || true
+  if [ -z "$process" ]; then return; fi
+  words=$(tr '\0' ' ' 2>/dev/null <"/proc/$process/cmdline") || return 0 # it has just ended
+  if [ -z "$remove" ]; then instead=", or use the environment as it is by SETUP=no, where a script takes that"; fi
+  fail "process $process (${words:0:100}…) runs in $venv, which would be made again or removed; wait for its end$instead."
+}
+
+# Puts the environment that worked back, where another one was begun in its place and not finished.
+bring_back() {
+  if [ ! -f "$former/.limba/core" ]; then return; fi
+  rm -rf "$venv"
+  mv "$former" "$venv"
+}
+forget_former() { rm -rf "$former/.limba" "$former"; } # what is half removed must not count as one that worked
+
 # Removes what this script made and what the commands keep beside it; a folder that it did not make is left.
 remove_all() {
   local path
   if [ -e "$venv" ] && [ ! -d "$stamps" ]; then
     fail "$venv exists and launch/setup.sh did not make it, so it is not removed; remove it yourself."
   fi
-  for path in "$venv" "$root/.venv" "$cache" "$root/.venv.lock"; do
+  refuse_if_used
+  for path in "$venv" "$former" "$root/.venv" "$cache" "$root/.venv.lock"; do
     if [ -e "$path" ] || [ -L "$path" ]; then
       rm -rf "$path"
       say "removed $path"
@@ -228,10 +259,17 @@ install_lock() {
 
 make_core() {
   local python kept
+  refuse_if_used
   if kept=$(version_of "$venv/bin/python"); then pythons=("$kept" "${pythons[@]}"); fi # and so its version of jax
   python=$(find_python)
   if [ -e "$venv" ] && [ ! -d "$stamps" ] && [ -n "$(ls -A "$venv")" ]; then
     fail "$venv exists and launch/setup.sh did not make it; move it away."
+  fi
+  mkdir -p "$(dirname "$venv")" || fail "$venv cannot be made; give another folder by VENV=DIR, or delete the link .venv."
+  if [ -f "$stamps/core" ]; then
+    trap bring_back EXIT
+    rm -rf "$former"
+    mv "$venv" "$former"
   fi
   rm -rf "$venv"
   mkdir -p "$stamps" # first, so that an unfinished .venv is recognized
@@ -282,6 +320,7 @@ PYTHON
 }
 
 add_part() {
+  if [ -f "$stamps/$1" ]; then refuse_if_used; fi # other versions of what is there
   rm -f "$stamps/$1"
   say "adding the packages for: $1"
   case $1 in
@@ -304,7 +343,7 @@ wants_another_python() {
 
 all_right() {
   local part
-  if wants_another_python || [ ! "$venv" -ef "$root/.venv" ]; then return 1; fi
+  if wants_another_python || [ ! "$venv" -ef "$root/.venv" ] || [ -d "$former" ]; then return 1; fi
   for part in core limba ${parts[@]+"${parts[@]}"}; do is_right "$part" || return 1; done
 }
 
@@ -323,10 +362,14 @@ if command -v flock >/dev/null && ! flock -n 9; then
   say "waiting for another launch/setup.sh to end"
   flock 9
 fi
+# A former environment is here where a set-up was killed.
+if [ -f "$stamps/core" ]; then forget_former; else bring_back; fi
 if wants_another_python || ! is_right core; then make_core; fi
 if [ ! "$venv" -ef "$root/.venv" ]; then ln -sfn "$venv" "$root/.venv"; fi
 is_right limba || add_limba
 for part in ${parts[@]+"${parts[@]}"}; do
   is_right "$part" || add_part "$part"
 done
+forget_former
+trap - EXIT
 say "done; the command is $root/.venv/bin/limba"

@@ -56,7 +56,8 @@ export SETUP=no ACCELERATOR=cpu
 if [ "${gin_file##*/}" = demo.gin ] && [ -z "${CORPUS:-}${VOCABULARY:-}" ]; then
   export CORPUS=$MODEL_DIR/corpus.jsonl VOCABULARY=$MODEL_DIR/vocabulary.model
   mkdir -p "$MODEL_DIR"
-  [ -f "$CORPUS" ] || "$venv/bin/python" -c 'import sys
+  # tasks/ of the clone, and not of the folder that this is called in
+  [ -f "$CORPUS" ] || PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} "$venv/bin/python" -P -c 'import sys
 from tasks.demo import pydoc_corpus
 pydoc_corpus(sys.argv[1])' "$CORPUS"
   [ -f "$VOCABULARY" ] || LIMBA_ALONE=1 "$venv/bin/python" -m limba vocabulary "$CORPUS" --size=3996 \

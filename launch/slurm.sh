@@ -14,6 +14,8 @@
 # paths begin in this folder, as with launch/pretrain.sh; --chdir=DIR has the job's begin in DIR.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=launch/model_dir.sh
+. "$root/launch/model_dir.sh"
 
 fail() { echo "launch/slurm.sh: $1" >&2; exit 2; }
 say() { echo "launch/slurm.sh: $1"; } # into the job's log
@@ -99,7 +101,7 @@ job() {
       END { print n + 0 }' "$log")
   fi
   if [ "$status" -ne 75 ] && [ "$status" -le 128 ] &&
-    ! { [ "$status" -eq 74 ] && [[ " MODEL_DIR=${MODEL_DIR:-} $* " == *MODEL_DIR=*://* ]]; }; then
+    ! { [ "$status" -eq 74 ] && in_bucket "$@"; }; then
     say "the run ended with status $status$who, which a new start does not fix."
     exit "$status"
   fi

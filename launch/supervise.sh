@@ -24,10 +24,11 @@ for name in RETRIES RETRY_SECONDS RESET_SECONDS; do
   case ${!name} in *[!0-9]*) fail "$name is ${!name}; give a whole number, 0 or more." ;; esac
   printf -v "$name" %d "$((10#${!name}))" # 08 is not an octal number
 done
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=launch/model_dir.sh
+. "$root/launch/model_dir.sh"
 bucket=
-for text in "MODEL_DIR=${MODEL_DIR:-}" "$@"; do
-  case $text in *MODEL_DIR=*://*) bucket=yes ;; esac
-done
+if in_bucket "$@"; then bucket=yes; fi
 
 child='' asked='' pending='' interrupted=''
 forward() {

@@ -223,8 +223,8 @@ def open_vocabulary(source: Source, chosen: VocabularyName | None = None) -> tup
         choices = (name.extra_ids, of_own, 0 if has_none else NUM_SENTINELS)
         extra_ids = next(number for number in choices if number is not None)
         name = name if chosen is not None else name._replace(path=place_of(name.path, str(source.directory)))
+        loaded = _published(source, name) if chosen is None else None  # whose sentence says itself what to do
         try:
-            loaded = _published(source, name) if chosen is None else None
             if loaded is None:
                 loaded = load_vocabulary(name.path, extra_ids)
         except InputError as error:

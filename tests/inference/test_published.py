@@ -15,6 +15,7 @@ import sentencepiece
 import torch
 import transformers
 from etils import epath
+from tokenizers import AddedToken
 
 import limba
 from limba.config import InputError, MeshConfig, ModelConfig
@@ -102,6 +103,10 @@ def test_older_files_are_read_by_the_same_rules(style: str, tmp_path: Path) -> N
 
 
 ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+CLEANS = (
+    "clean_up_tokenization_spaces",
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
+)
 ODD_FILES = {
     # Without an id yet: they get theirs in the order of transformers' roles, not of the file.
     "roles in the alphabet's order": ("endoftext", {**ENDOFTEXT, "mask_token": "<mask>", "pad_token": "[PAD]"}, {}, {}),
@@ -123,6 +128,65 @@ ODD_FILES = {
     "Qwen2's class": ("endoftext", {"tokenizer_class": "Qwen2Tokenizer", "pad_token": "again"}, {}, {}),
     "a T5's list in special_tokens_map.json": ("unigram", {}, {"additional_special_tokens": ["again"]}, {}),
     "a T5's empty list": ("unigram", {"additional_special_tokens": []}, {}, {}),
+    "a T5's null": ("unigram", {"extra_special_tokens": None, "extra_ids": 10}, {}, {}),
+    "a T5's null beside an older list": (
+        "unigram",
+        {"extra_special_tokens": None, "extra_ids": 10},
+        {"additional_special_tokens": ["again"]},
+        {},
+    ),
+    "a T5's tokens with names of their own, and a list": (
+        "unigram",
+        {"extra_special_tokens": {"image_token": "again"}, "additional_special_tokens": ["words"]},
+        {},
+        {},
+    ),
+    "tokens that do not say whether they are special": (
+        "endoftext",
+        {
+            **ENDOFTEXT,
+            "added_tokens_decoder": {"420": {"content": "<nl>"}, "421": {"content": "again", "lstrip": True}},
+        },
+        {},
+        {},
+    ),
+    "such tokens in a list": (
+        "endoftext",
+        {**ENDOFTEXT, "additional_special_tokens": [{"__type": "AddedToken", "content": "<nl>"}, "again"]},
+        {},
+        {},
+    ),
+    "such tokens in special_tokens_map.json, which are special": (
+        "endoftext",
+        ENDOFTEXT,
+        {"pad_token": {"content": "[PAD]"}, "extra_special_tokens": [{"content": "<nl>"}]},
+        {},
+    ),
+    "BPE's text without spaces before signs": ("endoftext", {**ENDOFTEXT, **dict.fromkeys(CLEANS, True)}, {}, {}),
+    "spaces around special tokens of Qwen2's class": (
+        "endoftext",
+        {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<nl>", "extra_special_tokens": ["<mask>"]},
+        {},
+        {"tokens": [AddedToken(name, lstrip=True, rstrip=True) for name in ("<nl>", "<mask>")]},
+    ),
+    "a Llama's token of the name ByteLevel": (
+        "llama",
+        {"tokenizer_class": "LlamaTokenizer"},
+        {},
+        {"tokens": ["ByteLevel"]},
+    ),
+    "code that is not run": (
+        "endoftext",
+        {"tokenizer_class": "LlamaTokenizer", "auto_map": {"AutoTokenizer": ["own.Own", None]}},
+        {},
+        {},
+    ),
+    "Longformer's class": ("roberta", {"tokenizer_class": "LongformerTokenizer", "add_prefix_space": True}, {}, {}),
+    "Phi-3's class": ("llama", {"tokenizer_class": "Phi3Tokenizer"}, {}, {"tokens": ["ByteLevel"]}),
+    **{
+        f"{name}'s class": ("bert", {"tokenizer_class": f"{name}Tokenizer", "do_lower_case": False}, {}, {})
+        for name in ("DistilBert", "Electra", "LayoutLM", "SqueezeBert")
+    },
 }
 
 
@@ -142,11 +206,38 @@ def test_files_that_say_tokens_in_odd_ways_give_the_same_ids_and_text(name: str,
     tokenizer.save(str(folder / "tokenizer.json"))
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
     ours = published.open_folder(epath.Path(folder))
-    for text in (*folders.TEXTS, "words again words <mask> [PAD] <extra_id_0> <extra_id_1>", "e\u0301 IT'S 123\n\n  a"):
+    odd = ("words again words <mask> [PAD] <extra_id_0> <extra_id_1>", "e\u0301 IT'S 123\n\n  a", "x . y ? a <nl> b")
+    for text in (*folders.TEXTS, *odd):
         ids = theirs.encode(text, add_special_tokens=False)
         assert list(ours.encode(text)) == ids
         assert ours.text_of(ids) == theirs.decode(ids, skip_special_tokens=True)
     assert ours.ids.get("pad_token") == theirs.pad_token_id
+    assert ours.ids.get("eos_token") == theirs.eos_token_id
+    before, after = ours.template
+    assert [*before, *ours.encode("a"), *after] == theirs.encode("a")
+
+
+def test_what_only_transformers_can_choose_is_refused(tmp_path: Path) -> None:
+    tokenizer, roles = folders.endoftext()
+    for settings, sentence in (
+        ({"fast_tokenizer_files": ["tokenizer.json", "tokenizer.4.0.0.json"]}, "names fast_tokenizer_files, of which"),
+        (
+            {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "OwnTokenizer"},
+            "names code of its own",
+        ),
+        ({"tokenizer_class": "CodeGenTokenizerFast"}, "names the tokenizer_class CodeGenTokenizerFast, whose rules"),
+    ):
+        folder = write(tmp_path / "model", config={"model_type": "llama"}, tokenizer_config={**roles, **settings})
+        tokenizer.save(str(folder / "tokenizer.json"))
+        with pytest.raises(InputError, match=sentence):
+            published.open_folder(epath.Path(folder))
+    folder = write(
+        tmp_path / "model",
+        config={"model_type": "llama"},
+        tokenizer_config={**roles, "fast_tokenizer_files": ["tokenizer.json"]},
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert ours_of(folder) == folders.ids_of(folder)
 
 
 def test_a_sentencepiece_model_alone_is_read_as_transformers_converts_it(tmp_path: Path) -> None:
@@ -213,8 +304,10 @@ def test_a_trainer_that_reads_other_ids_is_told(tmp_path: Path) -> None:
 
 
 def test_every_tokenizer_class_of_transformers_is_decided() -> None:
-    """A class that takes tokenizer.json as it is needs no rule; each other one is rebuilt here, or refused."""
+    """Each class that transformers knows by a name is rebuilt here, refused, or the one that takes a file as it is."""
+    from transformers.convert_slow_tokenizer import SLOW_TO_FAST_CONVERTERS
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
     decided = {
@@ -224,13 +317,19 @@ def test_every_tokenizer_class_of_transformers_is_decided() -> None:
         *tokenizer_classes._GENERIC,
         "ByT5Tokenizer",
     }
-    names = {name.removesuffix("Fast") for name in TOKENIZER_MAPPING_NAMES.values() if name}
-    for name in sorted(names - decided):
+    names = {
+        *filter(None, TOKENIZER_MAPPING_NAMES.values()),
+        *SLOW_TO_FAST_CONVERTERS,
+    }  # some have other classes' rules
+    names |= {name for name in dir(transformers) if name.endswith(("Tokenizer", "TokenizerFast", "TokenizerLegacy"))}
+    names |= {"MistralCommonBackend", "PreTrainedTokenizerBase", "SentencePieceBackend"}
+    for name in sorted({name.removesuffix("Fast") for name in names} - decided):
         tokenizer_class = tokenizer_class_from_name(name)
-        is_plain = tokenizer_class is None or (
-            issubclass(tokenizer_class, TokenizersBackend) and "__init__" not in vars(tokenizer_class)
-        )
-        assert is_plain, f"decide how {name} is read"
+        opens_folders = isinstance(tokenizer_class, type) and issubclass(tokenizer_class, PreTrainedTokenizerBase)
+        if opens_folders or type(tokenizer_class).__name__ == "DummyObject":  # of a package that is not here
+            assert tokenizer_class is TokenizersBackend, f"decide how {name} is read"
+    for name, target in tokenizer_classes._ALIASES.items():
+        assert issubclass(tokenizer_class_from_name(name), tokenizer_class_from_name(target)), name
     assert set(MODEL_TYPES) <= {"t5", "mt5", "umt5", "llama", "gpt2", "modernbert", "eurobert"}
     for model_type in MODEL_TYPES:
         assert tokenizer_classes._OF_MODEL.get(model_type) == TOKENIZER_MAPPING_NAMES.get(model_type)
@@ -374,6 +473,24 @@ def test_a_longer_models_tokenizer_gives_no_positions(tmp_path: Path) -> None:
     folders.saved(tmp_path / "a", "llama", tokenizer)
     limba.load(tmp_path / "a").save(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "config.json").read_text())["max_position_embeddings"] == 128
+
+
+def test_a_folder_that_is_refused_is_told_in_its_own_sentence(tmp_path: Path) -> None:
+    folders.saved(tmp_path, "gpt2", folders.generic("endoftext"))
+    settings = tmp_path / "tokenizer_config.json"
+    named = json.loads(settings.read_text()) | {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}
+    settings.write_text(json.dumps(named))
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    state["pre_tokenizer"]["add_prefix_space"] = True
+    (tmp_path / "tokenizer.4.0.0.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match=r"names fast_tokenizer_files, .*take fast_tokenizer_files out of .*json\.$"):
+        limba.load(tmp_path)
+    wanted = folders.ids_of(tmp_path, ("a few words",))[0]
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)  # what it advises
+    named = json.loads(settings.read_text())
+    del named["fast_tokenizer_files"]
+    settings.write_text(json.dumps(named))
+    assert limba.load(tmp_path).tokenize("a few words").tolist() == wanted
 
 
 def test_a_vocabulary_in_another_file_is_made_by_transformers(tmp_path: Path) -> None:

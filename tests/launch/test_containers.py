@@ -36,6 +36,20 @@ def test_the_dockerfile_passes_hadolint() -> None:
     lint(linter("hadolint"), "Dockerfile")
 
 
+@pytest.mark.parametrize("name", ["docs/install.md", "Dockerfile", "launch/apptainer.def"])
+def test_a_container_s_command_gives_what_its_gin_file_needs(name: str) -> None:
+    """The names that the header of gin/demo.gin gives."""
+    text = re.sub(r" \\\n#?\s+", " ", (ROOT / name).read_text())
+    commands = re.findall(r"(?:docker|apptainer) run .* gin/demo\.gin (.*)", text)
+    (header,) = re.findall(
+        r"^# Command +limba train gin/demo\.gin (.*)", (ROOT / "gin/demo.gin").read_text(), re.MULTILINE
+    )
+    needed = set(re.findall(r"--gin\.(\w+)=", header))
+    assert len(needed) == 4 and len(commands) == (2 if name.endswith(".md") else 1)
+    for command in commands:
+        assert {word.partition("=")[0] for word in command.split()} == needed
+
+
 def test_what_the_containers_copy_exists_and_their_arguments_are_known() -> None:
     docker = (ROOT / "Dockerfile").read_text()
     apptainer = (ROOT / "launch" / "apptainer.def").read_text()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,12 +41,15 @@ def workdir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def demo(workdir: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def demo(
+    workdir: Path, *arguments: str, here: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs launch/demo.sh in the folder `here`, or in the clone."""
     kept = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "CORPUS", "STEPS")}
     environment = {**kept, "HERE": str(workdir), "RETRY_SECONDS": "0", **variables}
     return subprocess.run(
-        ["bash", str(workdir / "launch" / "demo.sh"), *arguments], cwd=workdir, env=environment, capture_output=True,
-        text=True, timeout=60, check=False,
+        ["bash", str(workdir / "launch" / "demo.sh"), *arguments], cwd=here or workdir, env=environment,
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
@@ -61,7 +65,7 @@ def test_each_step_is_a_public_command(workdir: Path) -> None:
     run = "runs/demo"
     corpus_flags = f"--gin.CORPUS={run}/corpus.jsonl --gin.VOCABULARY={run}/vocabulary.model"
     assert calls(workdir) == [
-        f"-m tasks.demo {run}/corpus.jsonl",
+        f"-P -m tasks.demo {run}/corpus.jsonl",
         f"-m limba train gin/demo_gaps.gin --gin.MODEL_DIR={run} {corpus_flags}",
         f"-m limba evaluate {run}",
         f"-m limba convert {run}",
@@ -116,6 +120,76 @@ def test_a_text_of_one_s_own_has_a_folder_of_its_own(workdir: Path) -> None:
     (folder,) = (workdir / "runs").iterdir()
     assert re.fullmatch(r"demo-\d+", folder.name) and "--gin.CORPUS=my texts/*.txt" in made[0]
     assert not any("tasks.demo" in call or "demo_spaces" in call for call in made)
+
+
+def test_a_pattern_is_another_text_in_another_folder(workdir: Path) -> None:
+    a, b = workdir / "a", workdir / "b"
+    a.mkdir()
+    b.mkdir()
+    (b / "b.txt").write_text("text")
+    for folder, number in ((a, 1), (b, 2)):
+        assert demo(workdir, here=folder, CORPUS="*.txt").returncode == 0
+        assert f"--gin.CORPUS={folder.name}/*.txt " in calls(workdir)[0]
+        assert len([*(workdir / "runs").iterdir()]) == number
+    assert demo(workdir, here=b, CORPUS="*.txt").stdout.startswith("The demo is done: ")
+    assert demo(workdir, here=a, CORPUS=f"{b}/*.txt").stdout.startswith("The demo is done: ")
+    assert not (workdir / "calls").exists()
+    for name in ("user/name", "gs://bucket/*.txt", "['*.txt', 'b.txt']"):  # the same in each folder
+        assert demo(workdir, here=b, CORPUS=name).returncode == 0
+        assert f"--gin.CORPUS={name} " in calls(workdir)[0]
+    assert demo(workdir, here=b, CORPUS="b.txt").returncode == 0
+    assert "--gin.CORPUS=b/b.txt " in calls(workdir)[0]
+
+
+@pytest.mark.parametrize("ends", ["done", "interrupted"])
+def test_a_folder_learns_from_one_text(ends: str, workdir: Path) -> None:
+    if ends == "interrupted":
+        (workdir / "status").write_text("130\n")
+    run = str(workdir / "run")
+    first = demo(workdir, CORPUS="a/*.txt", MODEL_DIR=run)
+    assert first.returncode == (0 if ends == "done" else 130)
+    calls(workdir)
+    done = demo(workdir, CORPUS="nowhere/*.csv", MODEL_DIR="run")  # the same folder
+    assert done.returncode == 2 and done.stdout == "" and not (workdir / "calls").exists()
+    assert done.stderr == (
+        f"launch/demo.sh: run learned from {workdir}/a/*.txt, and not from {workdir}/nowhere/*.csv; give another folder"
+        " by MODEL_DIR, or that text again.\n"
+    )
+    done = demo(workdir, MODEL_DIR=run)
+    assert done.returncode == 2 and "and not from Python's documentation; give another" in done.stderr
+    assert demo(workdir, CORPUS="a/*.txt", MODEL_DIR=run).returncode == 0
+
+
+def test_what_to_type_next_can_be_typed_where_a_path_has_a_space(workdir: Path) -> None:
+    printed = demo(workdir, MODEL_DIR=str(workdir / "my run"), here=workdir / "launch").stdout
+    commands = [line for line in printed.splitlines() if "my" in line]
+    assert [shlex.split(line)[2] for line in commands[:2]] == [f"{workdir}/my run"] * 2
+
+
+@pytest.mark.slow
+def test_the_demo_s_text_is_the_clone_s_in_any_folder(tmp_path: Path) -> None:
+    """A real Python reads the clone's tasks/, beside another tasks/ in the folder where the scripts are called."""
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\ncase "$*" in *limba*) exit ;; esac\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    clone = tmp_path / "clone"
+    for name in ("launch", "tasks", "limba"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (clone / "launch" / "setup.sh").write_text("exit 0\n")
+    (clone / ".venv").symlink_to(tmp_path / "environment")
+    (tmp_path / "here" / "tasks").mkdir(parents=True)
+    (tmp_path / "here" / "tasks" / "__init__.py").write_text("")
+    done = demo(clone, here=tmp_path / "here", MODEL_DIR="run")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "here" / "run" / "corpus.jsonl").stat().st_size > 100_000
+    simulated = subprocess.run(
+        ["bash", str(clone / "launch" / "simulate.sh"), "1", "gin/demo.gin", "MODEL_DIR=simulated"],
+        cwd=tmp_path / "here", env={**os.environ, "RETRIES": "0"}, capture_output=True, text=True, timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert simulated.returncode == 0, simulated.stderr
+    assert (tmp_path / "here" / "simulated" / "corpus.jsonl").stat().st_size > 100_000
 
 
 def test_a_bucket_is_refused(workdir: Path) -> None:

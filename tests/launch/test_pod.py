@@ -241,14 +241,76 @@ def test_one_worker_that_fails_its_set_up_is_named_and_nothing_starts(laptop: Pa
 
 def test_workers_of_different_commits_do_not_start(laptop: Path) -> None:
     make_pod(laptop)
-    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], cwd=worker(laptop, 1) / "limba", check=True)
+    git(worker(laptop, 1) / "limba", "commit", "-q", "--allow-empty", "-m", "x")
     code, _, errors = pod(laptop, *RUN)
     assert code == 2 and "the workers of my-pod have different commits" in errors
     assert not (worker(laptop, 0) / "started").exists()
-    (laptop / "checkout" / "program.py").write_text("changed")
-    code, _, errors = pod(laptop, "setup", "my-pod")
-    assert code == 2 and "some changes are not committed" in errors
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_run_is_of_the_commit_that_is_here(laptop: Path) -> None:
+    make_pod(laptop)
+    checkout = laptop / "checkout"
+    before = git(checkout, "rev-parse", "HEAD")
+    (checkout / "gin" / "demo.gin").write_text("TRAIN_STEPS = 5\n")
+    for action in (RUN, ("setup", "my-pod")):
+        code, _, errors = pod(laptop, *action)
+        assert code == 2 and errors.startswith("launch/pod.sh: gin/demo.gin is not committed, and the"), errors
+        assert len(errors.splitlines()) == 1
+    git(checkout, "commit", "-qam", "five steps")
+    now = git(checkout, "rev-parse", "HEAD")
+    code, _, errors = pod(laptop, *RUN)
+    assert (
+        code == 2 and f"have commit {before[:12]}, and the one here is {now[:12]}; bash launch/pod.sh setup" in errors
+    )
+    assert not (worker(laptop, 0) / "started").exists()
+    assert pod(laptop, "setup", "my-pod")[0] == 0
+    assert pod(laptop, *RUN)[0] == 0
+    started(laptop, 0, 1)
+    git(checkout, "commit", "-q", "--allow-empty", "-m", "another")
+    code, _, errors = pod(laptop, "setup", "my-pod")  # below a running program
+    assert code == 2 and errors.endswith("a run is going on: bash launch/pod.sh stop my-pod\n")
+    assert [git(worker(laptop, n) / "limba", "rev-parse", "HEAD") for n in (0, 1)] == [now, now]
+    end_runs(laptop)
+
+
+def test_new_files_that_the_workers_would_not_get_are_named(laptop: Path) -> None:
+    """As `limba new` writes them."""
+    make_pod(laptop)
+    checkout = laptop / "checkout"
+    (checkout / "gin" / "fo_tiny.gin").write_text("# fo\n")
+    for action in (("setup", "my-pod"), ("run", "my-pod", "gin/fo_tiny.gin", "MODEL_DIR=gs://bucket/run")):
+        code, _, errors = pod(laptop, *action)
+        assert code == 2 and errors.startswith("launch/pod.sh: gin/fo_tiny.gin is not committed, and the"), errors
+    (checkout / ".git" / "info" / "exclude").write_text("fo_tiny.gin\n")
+    code, _, errors = pod(laptop, "run", "my-pod", "gin/fo_tiny.gin", "MODEL_DIR=gs://bucket/run")
+    assert code == 2 and "git ignores gin/fo_tiny.gin, so the workers do not get it" in errors
+    assert not (worker(laptop, 0) / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("shallow", "this clone is shallow, and the workers need its history; run git fetch --unshallow."),
+        ("archive", "/checkout is not a clone, such as of an archive; the workers get a commit, so use a clone made"),
+    ],
+)
+def test_a_folder_without_the_history_is_no_place_to_set_up_from(kind: str, said: str, laptop: Path) -> None:
+    make_pod(laptop, is_set_up=False)
+    checkout = laptop / "checkout"
+    if kind == "shallow":
+        git(checkout, "commit", "-q", "--allow-empty", "-m", "second")
+        checkout.rename(laptop / "origin")
+        git(laptop, "clone", "-q", "--depth", "1", f"file://{laptop}/origin", str(checkout))
+    else:
+        shutil.rmtree(checkout / ".git")
+    for action in (("setup", "my-pod"), RUN):
+        code, _, errors = pod(laptop, *action)
+        assert code == 2 and said in errors and len(errors.splitlines()) == 1, errors
 
 
 @pytest.mark.parametrize(
@@ -306,6 +368,39 @@ def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:
     assert " lost\n" in printed and "try 1 of 20" in printed and printed.endswith(f" ended 0\n{STAYS}")
     actions = [" ".join(call[2:4]) for call in calls(laptop) if call[3] in ("create", "delete")]
     assert actions == ["queued-resources create", "queued-resources delete", "queued-resources create"]
+
+
+def test_watch_resumes_the_commit_of_the_run(laptop: Path) -> None:
+    """Whatever is checked out by then, and though no branch has that commit any more."""
+    make_pod(laptop)
+    checkout = laptop / "checkout"
+    of_the_run = git(checkout, "rev-parse", "HEAD")
+    assert pod(laptop, *RUN)[0] == 0
+    (checkout / "gin" / "demo.gin").write_text("TRAIN_STEPS = 5\n")
+    git(checkout, "commit", "-qa", "--amend", "-m", "another experiment")
+    git(checkout, "reflog", "expire", "--expire=now", "--all")
+    git(checkout, "gc", "-q", "--prune=now")
+    (checkout / "gin" / "demo.gin").write_text("TRAIN_STEPS = 6\n")
+    preempt(laptop)
+    end_runs(laptop)
+    code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=1")
+    assert code == 0 and f"setting up 2 workers with commit {of_the_run[:12]}" in printed, errors
+    for n in (0, 1):
+        assert "gin/demo.gin" in started(laptop, n, 1)[0]
+        assert git(worker(laptop, n) / "limba", "rev-parse", "HEAD") == of_the_run
+    assert pod(laptop, "delete", "my-pod", "--yes")[0] == 0
+    assert git(checkout, "for-each-ref", "refs/limba") == ""
+
+
+def test_watch_says_that_the_commit_of_the_run_is_gone(laptop: Path) -> None:
+    make_pod(laptop)
+    assert pod(laptop, *RUN)[0] == 0
+    end_runs(laptop)
+    record = laptop / "pods" / "my-pod"
+    record.write_text(re.sub(r'(run_commit=")[0-9a-f]{40}', rf"\g<1>{'0' * 39}1", record.read_text()))
+    preempt(laptop)
+    code, _, errors = pod(laptop, "watch", "my-pod", "--tries=1")
+    assert code == 75 and "the run of my-pod has commit 000000000000, which this clone does not have" in errors
 
 
 def test_a_failed_request_for_a_preempted_pod_does_not_end_watch(laptop: Path) -> None:
@@ -424,9 +519,8 @@ GCLOUD = re.findall(
 
 def test_the_page_s_commands_are_taken(laptop: Path) -> None:
     shutil.copytree(ROOT / "gin", laptop / "checkout" / "gin", dirs_exist_ok=True)
-    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    subprocess.run([*git, "add", "-A"], cwd=laptop / "checkout", check=True)
-    subprocess.run([*git, "commit", "-qm", "gin"], cwd=laptop / "checkout", check=True)
+    git(laptop / "checkout", "add", "-A")
+    git(laptop / "checkout", "commit", "-qm", "gin")
     done = set()
     for line in COMMANDS:
         action, *arguments = shlex.split(line)[2:]
@@ -458,9 +552,8 @@ def test_a_real_run_is_preempted_and_resumed(laptop: Path) -> None:
     for name in ("limba", "gin", "tasks"):
         shutil.copytree(ROOT / name, checkout / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (checkout / "launch" / "setup.sh").write_text(f"ln -sfn {Path(sys.prefix)} .venv\n")
-    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    subprocess.run([*git, "add", "-A"], cwd=checkout, check=True)
-    subprocess.run([*git, "commit", "-qm", "all"], cwd=checkout, check=True)
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "all")
     corpus = laptop / "corpus.txt"
     corpus.write_text("".join(f"Line {n} of a small text, which says {n * n} and then ends.\n" for n in range(3000)))
     set_world(laptop, workers=1)

@@ -38,7 +38,8 @@ elif arguments[:2] == ["-m", "venv"]:
     shutil.copy(__file__, arguments[2] + "/bin/python")
 elif arguments[:1] == ["-m"]:
     print(*arguments[1:], file=open(os.environ["ASKED"], "a"))
-    if "install" in arguments and os.environ.get("INSTALL_FAILS"):
+    fails = os.environ.get("INSTALL_FAILS", "")  # yes, or the file whose packages cannot be had
+    if "install" in arguments and fails and (fails == "yes" or arguments[-1].endswith(fails)):
         sys.exit("no index")
     if "download" in arguments and os.environ.get("OFFLINE"):
         sys.exit("no internet")
@@ -58,7 +59,8 @@ def machine(tmp_path: Path) -> Path:
     for name in ("requirements-results.txt", "requirements-test.txt"):
         shutil.copy(ROOT / name, tree / name)
     words = (
-        "bash sed sort xargs echo mkdir cat cmp cp ln rm readlink basename dirname touch flock ls tr pwd sh env uname"
+        "bash sed sort xargs echo mkdir cat cmp cp ln mv rm readlink basename dirname touch flock ls tr pwd sh env"
+        " uname grep"
     )
     for name in words.split():
         (tools / name).symlink_to(str(shutil.which(name)))
@@ -281,6 +283,101 @@ def test_limba_is_found_in_the_folder_above_the_checkout(machine: Path) -> None:
     assert "module 'limba' has no attribute 'found'" in says()
     finders = list(Path(sys.prefix).glob("lib/python*/site-packages/__editable___limba*finder.py"))
     assert finders and all("class _EditableFinder" in path.read_text() for path in finders)
+
+
+def change_lock(machine: Path) -> None:
+    """As `git pull` does: the environment has to be made again."""
+    lock = machine / "tree" / "requirements" / "lock-cpu.txt"
+    lock.write_text(lock.read_text() + "# another hash\n")
+
+
+def test_an_outage_leaves_the_environment_that_worked(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    environment = machine / "tree" / ".venv"
+    former = machine / "tree" / ".venv.old"
+    assert setup(machine, "t5", LEAN="0", **variables)[0] == 0
+    (environment / "own").write_text("kept")
+    change_lock(machine)
+    for fails in ("lock-build.txt", "lock-cpu.txt", "lock-t5.txt"):  # at the first, and when the new one is half made
+        assert setup(machine, "t5", INSTALL_FAILS=fails, **variables)[0] == 75
+        assert (environment / "own").exists() and (environment / ".limba" / "t5").exists(), fails
+        assert (environment / "bin" / "python").exists() and not former.exists(), fails
+    # A set-up that was killed has left both.
+    shutil.copytree(environment, former)
+    shutil.rmtree(environment / ".limba")
+    (environment / ".limba").mkdir()
+    (environment / "own").unlink()
+    assert setup(machine, INSTALL_FAILS="lock-build.txt", **variables)[0] == 75
+    assert (environment / "own").exists() and not former.exists()
+    assert setup(machine, **variables)[0] == 0  # the network is there again
+    assert not (environment / "own").exists() and not former.exists()
+    assert setup(machine, **variables)[3] == []
+    former.mkdir()  # killed while it removed this
+    assert setup(machine, **variables)[0] == 0 and not former.exists()
+
+
+WAITS = "print('ready', flush=True); input()"
+LOADS = "import mmap, sys; file = open(sys.argv[1]); kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); "
+
+
+@pytest.mark.parametrize("by", ["its command", "its libraries"])
+def test_a_running_program_keeps_its_environment(by: str, machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    elsewhere = machine / "scratch" / "venv"
+    environment = machine / "tree" / ".venv"
+    assert setup(machine, "t5", VENV=str(elsewhere), **variables)[0] == 0
+    (elsewhere / "own").write_text("kept")
+    change_lock(machine)
+    (elsewhere / "lib").mkdir()
+    (elsewhere / "lib" / "late.so").write_bytes(bytes(5_000))
+    command = [str(environment / "bin" / "python"), "-c", WAITS]
+    if by == "its libraries":  # as of `python` in an activated environment
+        command = [sys.executable, "-c", LOADS + WAITS, "late.so"]
+    with subprocess.Popen(
+        command, cwd=environment / "lib", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None and running.stdout.readline() == "ready\n"
+        for arguments in ((), ("--remove",)):
+            code, _, errors, asked = setup(machine, *arguments, **variables)
+            assert code == 2 and asked == [], errors
+            assert errors.startswith(f"launch/setup.sh: process {running.pid} (") and f"runs in {elsewhere}" in errors
+            assert ("SETUP=no" in errors) == (not arguments) and len(errors.splitlines()) == 1
+            assert (environment / "own").exists()
+        running.kill()
+    assert setup(machine, **variables)[0] == 0 and not (environment / "own").exists()
+
+
+def test_a_part_whose_packages_have_changed_waits_for_a_running_program(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    assert setup(machine, "t5", **variables)[0] == 0
+    lock = machine / "tree" / "requirements" / "lock-t5.txt"
+    lock.write_text(lock.read_text() + "# another hash\n")
+    command = [str(machine / "tree" / ".venv" / "bin" / "python"), "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as running:
+        code, _, errors, asked = setup(machine, "t5", **variables)
+        assert code == 2 and f"process {running.pid} (" in errors and asked == []
+        assert setup(machine, "tpu", **variables)[0] == 0  # what is added changes nothing that is there
+        running.kill()
+    assert setup(machine, "t5", **variables)[0] == 0
+
+
+def test_a_link_to_a_disk_that_was_emptied_makes_the_environment_there_again(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    environment = machine / "scratch" / "me" / "venv"
+    link = machine / "tree" / ".venv"
+    assert setup(machine, VENV=str(environment), **variables)[0] == 0
+    shutil.rmtree(machine / "scratch")
+    code, printed, errors, _ = setup(machine, **variables)
+    assert code == 0 and f"making {environment} with" in printed and link.resolve() == environment, errors
+    shutil.rmtree(machine / "scratch")
+    (machine / "scratch").write_text("no folder any more")
+    code, _, errors, _ = setup(machine, **variables)
+    assert code == 2 and "give another folder by VENV=DIR, or delete the link .venv." in errors
+    assert setup(machine, "--remove", **variables)[0] == 0 and not link.is_symlink()
 
 
 def test_amd_s_wheels_are_for_one_python(machine: Path) -> None:

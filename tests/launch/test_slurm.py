@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from socket import gethostname
@@ -102,16 +103,23 @@ def test_scancel_is_called_again_until_slurm_answers(tmp_path: Path) -> None:
     assert "forcing job termination" not in log, log
 
 
-def ended(folder: Path, program: str, state: str) -> tuple[str, tuple[int, str]]:
+def test_an_outage_of_a_bucket_that_the_gin_file_names_may_pass(tmp_path: Path) -> None:
+    program = f"{BEFORE} 1 ] || exit 0; exit 74"
+    log, end = ended(tmp_path, program, "RUNNING", "MODEL_DIR = 'gs://bucket/run'\n", MODEL_DIR="")
+    assert end == (2, "0"), log
+
+
+def ended(folder: Path, program: str, state: str, gin: str = "", **variables: str) -> tuple[str, tuple[int, str]]:
     """Returns the log of a job whose pretrain.sh is `program`, in two tasks; and (starts, status)."""
     programs = slurm_stand_ins.write(folder)
     (folder / "launch").mkdir()
-    (folder / "launch" / "slurm.sh").write_text((ROOT / "launch" / "slurm.sh").read_text())
+    for name in ("slurm.sh", "model_dir.sh"):
+        shutil.copy(ROOT / "launch" / name, folder / "launch" / name)
     (folder / "launch" / "pretrain.sh").write_text(f"echo state >/dev/null; {program}\n")
-    (folder / "my.gin").write_text("")
+    (folder / "my.gin").write_text(gin)
     sbatch = programs / "sbatch"
     sbatch.write_text(sbatch.read_text().replace('"RUNNING"', repr(state)))
-    variables = {"SETUP": "no", "MODEL_DIR": str(folder), "LONE_SECONDS": "1"}
+    variables = {"SETUP": "no", "MODEL_DIR": str(folder), "LONE_SECONDS": "1", **variables}
     if "RESET_SECONDS=0" in program:
         variables["RESET_SECONDS"] = "0"
     subprocess.run(
@@ -132,7 +140,8 @@ def test_relative_paths_begin_in_the_folder_of_the_command(chdir: str, gin_in: s
         folder.mkdir(parents=True)
     for folder in {tmp_path / gin_in, mine / "other", checkout}:
         (folder / "my.gin").write_text("")
-    (checkout / "launch" / "slurm.sh").write_text((ROOT / "launch" / "slurm.sh").read_text())
+    for name in ("slurm.sh", "model_dir.sh"):
+        shutil.copy(ROOT / "launch" / name, checkout / "launch" / name)
     (checkout / "launch" / "pretrain.sh").write_text('echo "$PWD $1 $VENV $MODEL_DIR $2"\n')
     options = [f"--chdir={chdir}"] if chdir else []
     arguments = ["my.gin", "--time=60", "--output=log", "VENV=venv", "CORPUS=data/*.jsonl", *options]

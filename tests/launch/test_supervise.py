@@ -92,6 +92,24 @@ def test_an_outage_of_a_bucket_may_pass(tmp_path: Path) -> None:
     assert num_starts(tmp_path) == 4
 
 
+@pytest.mark.parametrize(
+    ("written", "arguments", "status", "starts"),
+    [
+        ("MODEL_DIR = 'gs://bucket/run'", (), 0, 2),
+        ('MODEL_DIR="s3://bucket/run"  # ours', (), 0, 2),
+        ("MODEL_DIR = 'runs/x'", (), 74, 1),
+        ("# MODEL_DIR = 'gs://bucket/run'", (), 74, 1),
+        ("MODEL_DIR = 'gs://bucket/run'", ("--gin.MODEL_DIR=runs/x",), 74, 1),  # what is given counts
+    ],
+)
+def test_a_bucket_may_be_named_by_the_gin_file(
+    written: str, arguments: tuple[str, ...], status: int, starts: int, tmp_path: Path
+) -> None:
+    (tmp_path / "my.gin").write_text(f"TRAIN_STEPS = 5\n{written}\n")
+    assert ended(start(tmp_path, "74 0", "train", "my.gin", *arguments))[0] == status
+    assert num_starts(tmp_path) == starts
+
+
 def test_the_number_of_new_starts_is_chosen(tmp_path: Path) -> None:
     assert ended(start(tmp_path, "75", RETRIES="0"))[0] == 75
     assert num_starts(tmp_path) == 1

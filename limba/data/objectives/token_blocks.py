@@ -26,6 +26,7 @@ from limba.config import ConfigError, InputError
 from limba.data.dataset import TOKENS, Dataset, DocumentError, preprocessor
 from limba.data.draws import Words
 from limba.data.registry import Feature
+from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.load import MOST_EXTRA_IDS
 from limba.data.vocabulary.sentinels import (
     are_sentinels_last,
@@ -37,6 +38,7 @@ from limba.data.vocabulary.sentinels import (
 )
 from limba.data.vocabulary.shifted import StreamVocabulary, offset_of
 from limba.data.vocabulary.spelling import encoder
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 Features = Mapping[str, Feature]
@@ -138,6 +140,11 @@ def require_sentinels(
             "DataConfig.task_feature_lengths",
             f"gives rows so long that {what} needs {needed:,} sentinels, and a model has at most {MOST_EXTRA_IDS:,};"
             f" give shorter rows, or take {otherwise}.",
+        )
+    elif needed > available and isinstance(vocabulary, TokenizersVocabulary):
+        raise InputError(
+            f"{what} needs {needed} sentinels, and the vocabulary {address_of(vocabulary)} has {available}; add the"
+            f" others (<extra_id_{available}>, …) to the file as special tokens, or take {otherwise}."
         )
     elif needed > available and isinstance(vocabulary, StreamVocabulary):
         raise InputError(

@@ -17,7 +17,7 @@ import sentencepiece
 
 from limba.config import InputError
 from limba.data.vocabulary.sentinels import SENTINEL
-from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
+from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary, ids_of
 from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary, parse_model
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def _by_tokenizers(vocabulary: TokenizersVocabulary, parts: Sequence[str]) -> li
     marked = _with_a_gap(vocabulary.tokenizer.to_str())
     gap = marked.token_to_id(NAME)
     assert gap is not None, "_with_a_gap has added it"
-    return _split_at(marked.encode(text, add_special_tokens=False).ids, gap)
+    ids_of_parts = _split_at(ids_of(marked, text, vocabulary.path), gap)
+    return [list(vocabulary.as_text(ids)) for ids in ids_of_parts]
 
 
 @functools.lru_cache(maxsize=8)

@@ -85,6 +85,8 @@ def texts_for(vocabulary: Vocabulary, gaps: Sequence[Gap]) -> Iterator[str]:
     for symbol in symbols[:MOST_SYMBOLS]:
         yield f"{symbol}at the start, in{symbol}between, with {symbol} spaces, x{symbol}{symbol}, at the end {symbol}"
         yield symbol
+        if isinstance(vocabulary, TokenizersVocabulary):  # which finds its tokens in two rounds, by their `normalized`
+            yield " ".join(f"{symbol}{other}" for other in symbols[:MOST_SYMBOLS])
 
 
 def symbols_of(vocabulary: Vocabulary) -> list[str]:

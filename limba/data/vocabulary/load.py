@@ -79,6 +79,12 @@ def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: boo
                 " task's objective needs <extra_id_0>, <extra_id_1>, …; set DataConfig.objective to prefix_lm or"
                 " lm_adaptation, or give a folder whose tokenizer has sentinels."
             )
+        if isinstance(vocabulary, TokenizersVocabulary):
+            raise InputError(
+                f"The vocabulary {where} has no sentinels (<extra_id_0>, …), and a tokenizer.json gets none from"
+                " DataConfig.extra_ids; add them to the file as special tokens, or set DataConfig.objective to"
+                " prefix_lm or lm_adaptation."
+            )
         raise InputError(
             f"The vocabulary {where} has no sentinels (<extra_id_0>, …); set DataConfig.vocabulary to its path with"
             f" DataConfig.extra_ids {NUM_SENTINELS}, or give the task's own vocabulary extra_ids={NUM_SENTINELS}.",

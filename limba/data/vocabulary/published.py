@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ _CLEANED = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
+_CLEANS_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 # Types of SentencePiece's pieces.
 CONTROL = 3
 USER_DEFINED = 4
@@ -83,6 +84,9 @@ class PublishedVocabulary(TokenizersVocabulary):
     def encode(self, s: str) -> Sequence[int]:
         ids = super().encode(s)
         self._check(ids, "a text")
+        return ids
+
+    def as_text(self, ids: Sequence[int]) -> Sequence[int]:
         return ids
 
     def _check(self, ids: Sequence[int], what: str) -> None:
@@ -223,8 +227,9 @@ def _of_state(files: Files, name: str) -> Made:
     made.no_padding()
     if made.post_processor is None:
         made.post_processor = tokenizers.processors.TemplateProcessing("$A", "$A $B", [])
-    _add_tokens(made, files, roles, _extra_of(files, name))
-    finish(made, name, {role: name_of(token) for role, token in roles.items()})
+    extra = _extra_of(files, name)
+    _add_tokens(made, files, roles, extra)
+    finish(made, name, {role: name_of(token) for role, token in roles.items()}, [name_of(token) for token in extra])
     return _made(made, files, roles)
 
 
@@ -232,21 +237,21 @@ def _made(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json) -> Made:
     tokenizer.encode_special_tokens = bool(files.tokenizer_config.get("split_special_tokens", False))
     names = {role: name_of(token) for role, token in roles.items() if role in ROLES}
     names = {role: name for role, name in names.items() if tokenizer.token_to_id(name) is not None}
-    is_bpe = type(tokenizer.model).__name__ == "BPE"
-    cleans = bool(files.tokenizer_config.get("clean_up_tokenization_spaces", False)) and not is_bpe
+    cleans = bool(files.tokenizer_config.get("clean_up_tokenization_spaces", False))
+    if type(tokenizer.model).__name__ == "BPE":
+        cleans = cleans and bool(files.tokenizer_config.get(_CLEANS_BPE, False))
     return Made(tokenizer, names, cleans)
 
 
 def _extra_of(files: Files, name: str) -> list[Any]:
     """Returns the special tokens without a role; a T5Tokenizer has its sentinels where no file names any."""
-    extra = files.extra
-    if name != "T5Tokenizer":
-        return extra or []
+    extra = files.extra or []
+    if name != "T5Tokenizer" or files.extra_before_class is not None:
+        return extra
     # The class adds its sentinels to a list that goes through it, unless the list has some.
-    asks_class = not files.has_extra_before_class
-    if extra is None or (asks_class and not any("<extra_id_" in name_of(token) for token in extra)):
+    if not any("<extra_id_" in name_of(token) for token in extra):
         sentinels = [f"<extra_id_{number}>" for number in range(int(files.tokenizer_config.get("extra_ids", 100)))]
-        return [*(extra or ()), *sentinels]
+        return [*extra, *sentinels]
     return extra
 
 
@@ -274,7 +279,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, files: Files, roles: Json, extr
 
 
 def _added(token: Any) -> tokenizers.AddedToken:
-    """Returns the token that a file describes; it is special unless the file says otherwise."""
+    """Returns the token that a file describes; a name alone is a special one."""
     from tokenizers import AddedToken
 
     if isinstance(token, AddedToken):
@@ -282,18 +287,28 @@ def _added(token: Any) -> tokenizers.AddedToken:
     if isinstance(token, str):
         return AddedToken(token, special=True)
     fields = {key: value for key, value in token.items() if key != "__type"}
-    return AddedToken(**{"special": True, **fields})
+    return AddedToken(**fields)
 
 
 def _template(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that the post-processor puts before and after a text."""
-    encoding = tokenizer.encode("a")
-    is_text = [number is not None for number in encoding.sequence_ids]
-    if not any(is_text):  # the tokenizer has dropped the letter
-        raise ValueError("it reads no text")
-    num_before = is_text.index(True)
-    num_after = is_text[::-1].index(True)
-    return tuple(encoding.ids[:num_before]), tuple(encoding.ids[len(is_text) - num_after :])
+    for text in _texts_of_pieces(tokenizer):
+        try:
+            encoding = tokenizer.encode(text)
+        except Exception:  # noqa: BLE001  an unknown letter, and the library has no error of its own
+            continue
+        is_text = [number is not None for number in encoding.sequence_ids]
+        if any(is_text):
+            num_before = is_text.index(True)
+            num_after = is_text[::-1].index(True)
+            return tuple(encoding.ids[:num_before]), tuple(encoding.ids[len(is_text) - num_after :])
+    raise ValueError("it reads no text")
+
+
+def _texts_of_pieces(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
+    """Yields texts of which a tokenizer can read one: without an unknown piece it drops or refuses letters."""
+    yield "a"
+    yield from sorted(tokenizer.get_vocab(with_added_tokens=False))
 
 
 def _of_spiece(files: Files, path: str) -> Made:
@@ -317,10 +332,10 @@ def _of_spiece(files: Files, path: str) -> Made:
         charsmap = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(rules).decode()}
     made = unigram(pieces, 2, charsmap, "always")
     extra = files.extra or []
-    if not files.has_extra_before_class:
+    if files.extra_before_class is None:
         extra = [{"content": piece.piece, "normalized": False, "special": piece.type == CONTROL} for piece in special]
         if not any("<extra_id_" in name_of(token) for token in extra):
             extra += sentinels
     _add_tokens(made, files, roles, extra)
-    finish(made, "T5Tokenizer", {role: name_of(token) for role, token in roles.items()})
+    finish(made, "T5Tokenizer", {role: name_of(token) for role, token in roles.items()}, ())
     return _made(made, files, roles)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from limba.config import InputError, reason_of
 from limba.storage.files import read_text
 
 Json = dict[str, Any]
+_OF_A_VERSION = re.compile(r"tokenizer\..*\.json")  # as in tokenizer.4.0.0.json
+_NEWER = "extra_special_tokens"
+_OLDER = "additional_special_tokens"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")  # in their order
 
 
@@ -29,10 +33,19 @@ class Files:
 
     @classmethod
     def of(cls, folder: epath.Path) -> Files:
-        """Reads them; InputError for one that is not a JSON object."""
+        """Reads them; InputError for one that is not a JSON object, and where tokenizer.json is not the only one."""
+        tokenizer_config = read_json(folder, "tokenizer_config.json") or {}
+        named = tokenizer_config.get("fast_tokenizer_files")
+        if isinstance(named, list) and any(_OF_A_VERSION.search(str(name)) for name in named):
+            raise InputError(
+                f"{folder}/tokenizer_config.json names fast_tokenizer_files, of which transformers reads the one for"
+                " its own version, and Limba reads only tokenizer.json; write that by"
+                f" transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), and"
+                " then take fast_tokenizer_files out of tokenizer_config.json."
+            )
         return cls(
             folder,
-            tokenizer_config=read_json(folder, "tokenizer_config.json") or {},
+            tokenizer_config=tokenizer_config,
             special_tokens_map=read_json(folder, "special_tokens_map.json") or {},
             added_tokens=read_json(folder, "added_tokens.json") or {},
             config=read_json(folder, "config.json") or {},
@@ -46,7 +59,7 @@ class Files:
             return {int(number): token for number, token in self.tokenizer_config["added_tokens_decoder"].items()}
         roles = self.roles({})
         special = {name_of(roles[role]) for role in ROLES if roles.get(role)}
-        special |= {name_of(token) for token in self.extra or ()}
+        special |= {name_of(token) for token in self.extra_before_class or ()}
         tokens: dict[int, Any] = {}
         for name, number in self.added_tokens.items():
             tokens[int(number)] = {"content": name, "special": name in special, "normalized": name not in special}
@@ -62,12 +75,13 @@ class Files:
         """
         tokens: Json = dict(defaults)
         for file_content in self.files_with_roles:
-            extra = file_content.get("extra_special_tokens")
+            extra = file_content.get(_NEWER)
             named: Json = extra if isinstance(extra, dict) else {}  # tokens with names of their own
             for key, value in {**file_content, **named}.items():
                 is_token = isinstance(value, str) or (isinstance(value, dict) and "content" in value)
                 if key in ROLES or key in named or (key.endswith("_token") and is_token):
-                    tokens[key] = value
+                    is_special = file_content is self.special_tokens_map and isinstance(value, dict)
+                    tokens[key] = {**value, "special": True} if is_special else value
         order = [*(role for role in ROLES if role in tokens), *(role for role in tokens if role not in ROLES)]
         return {role: tokens[role] for role in order if tokens[role] is not None}
 
@@ -81,30 +95,40 @@ class Files:
     @property
     def extra(self) -> list[Any] | None:
         """The special tokens without a role; None where no file has a list of them, not even an empty one."""
-        older = "additional_special_tokens"
-        newer = "extra_special_tokens"
-        tokens = self.tokenizer_config.get(newer)
-        if older in self.tokenizer_config and (not tokens or isinstance(tokens, dict)):
-            tokens = self.tokenizer_config[older] or []
-        if isinstance(tokens, dict):
-            tokens = None  # tokens with names of their own, see `roles`
-        if "added_tokens_decoder" not in self.tokenizer_config:
-            later = self.special_tokens_map.get(newer)
-            if isinstance(later, list):
-                tokens = [*(tokens or ()), *later]
-            elif tokens is None:
-                tokens = self.special_tokens_map.get(older)
-        return None if tokens is None else list(tokens)
+        tokens = self.extra_before_class
+        return self._extra_through_class if tokens is None else tokens
 
     @property
-    def has_extra_before_class(self) -> bool:
-        """Whether `extra` is known before a class is asked, which then adds none; it may be empty.
+    def extra_before_class(self) -> list[Any] | None:
+        """The special tokens without a role that no class is asked about; None where the files leave it to the class.
 
-        The older list of special_tokens_map.json is not: it goes through the class.
+        A null says that there are none.
         """
-        is_read = "added_tokens_decoder" not in self.tokenizer_config
-        is_in_map = is_read and isinstance(self.special_tokens_map.get("extra_special_tokens"), list)
-        return is_in_map or bool({"additional_special_tokens", "extra_special_tokens"} & self.tokenizer_config.keys())
+        tokens = self.tokenizer_config.get(_NEWER)
+        is_known = _NEWER in self.tokenizer_config
+        if _OLDER in self.tokenizer_config and not tokens:
+            tokens = self.tokenizer_config[_OLDER]
+            is_known = True
+        if isinstance(tokens, dict):  # tokens with names of their own, see `roles`
+            tokens = None
+            is_known = False
+        if "added_tokens_decoder" not in self.tokenizer_config and _NEWER in self.special_tokens_map:
+            later = self.special_tokens_map[_NEWER]
+            is_known = not isinstance(later, dict)
+            if isinstance(later, list):
+                special = [{**token, "special": True} if isinstance(token, dict) else token for token in later]
+                tokens = [*(tokens or ()), *special]
+            else:
+                tokens = None
+        return list(tokens or ()) if is_known else None
+
+    @property
+    def _extra_through_class(self) -> list[Any] | None:
+        """The older list, where a class gets it: a T5Tokenizer adds its sentinels to it."""
+        tokens = self.tokenizer_config.get(_OLDER)
+        if "added_tokens_decoder" not in self.tokenizer_config:
+            tokens = self.special_tokens_map.get(_OLDER, tokens)
+        return None if tokens is None else list(tokens)
 
 
 def read_json(folder: epath.Path, name: str) -> Json | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import re
 from collections.abc import Iterator, Sequence
 
 from limba.config import InputError
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.shifted import StreamVocabulary
-from limba.data.vocabulary.tokenizers import SPACE, TokenizersVocabulary
+from limba.data.vocabulary.tokenizers import SENTINEL, SPACE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import SPECIALS, ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -20,7 +19,6 @@ logger = logging.getLogger(__name__)
 BYTE_SENTINELS = 11  # of bytes without extra ids: 0xFF to 0xF5 are in no UTF-8; 0xF4 begins letters from U+100000 on
 MOST_BYTE_SENTINELS = 128  # 0xFF to 0x80; the other bytes are ASCII
 MASKS = ("<mask>", "[MASK]", "<|mask|>")  # of XLM-R, BERT and EuroBERT
-SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
 
 
 def sentinel_table(vocabulary: Vocabulary) -> list[int]:
@@ -153,6 +151,11 @@ def mask_id(vocabulary: Vocabulary) -> int:
         raise InputError(
             f"The vocabulary {vocabulary.address} names no mask (mask_token) among its"
             f" {vocabulary.published.vocab_size:,} ids to hide tokens with; give a model that has one."
+        )
+    if isinstance(vocabulary, TokenizersVocabulary):
+        raise InputError(
+            f"The vocabulary {address_of(vocabulary)} has no <mask> and no <extra_id_0> to hide tokens with; add <mask>"
+            " to the file as a special token."
         )
     raise InputError(
         f"The vocabulary {address_of(vocabulary) or repr('byte')} has no <mask> and no <extra_id_0> to hide tokens"

@@ -1,8 +1,7 @@
 """The tokenizer classes of transformers 5: which one opens a folder, and what it makes of tokenizer.json.
 
 Checked with transformers 5.23. Some classes take tokenizer.json as it is. Others take only its pieces and merges, and
-bring their own normalizer, pre-tokenizer and decoder (`REBUILT`); a class of transformers that is in neither table is
-refused.
+bring their own normalizer, pre-tokenizer and decoder (`REBUILT`); transformers' other classes are refused (`REFUSED`).
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ _OF_MODEL = {  # the class that transformers has for a model's kind
     **dict.fromkeys(("umt5", "modernbert"), AS_IT_IS),
 }
 _ALIASES = {  # other names of classes in REBUILT
-    **dict.fromkeys(("BartTokenizer", "LEDTokenizer", "MvpTokenizer"), "RobertaTokenizer"),
-    **dict.fromkeys(("LxmertTokenizer", "MobileBertTokenizer"), "BertTokenizer"),
+    **dict.fromkeys(("BartTokenizer", "LEDTokenizer", "LongformerTokenizer", "MvpTokenizer"), "RobertaTokenizer"),
+    **dict.fromkeys(("DistilBertTokenizer", "ElectraTokenizer", "LayoutLMTokenizer"), "BertTokenizer"),
+    **dict.fromkeys(("LxmertTokenizer", "MobileBertTokenizer", "SqueezeBertTokenizer"), "BertTokenizer"),
+    "Phi3Tokenizer": "LlamaTokenizer",
 }
 # Classes of transformers 5.23 whose own rules are not written here. A name that transformers does not know either is
 # read as AS_IT_IS, there and here.
@@ -42,6 +43,9 @@ FlaubertTokenizer GPTNeoXJapaneseTokenizer GPTSw3Tokenizer M2M100Tokenizer Maria
 MyT5Tokenizer PLBartTokenizer PerceiverTokenizer PhobertTokenizer ProphetNetTokenizer RagTokenizer RoCBertTokenizer
 SiglipTokenizer Speech2TextTokenizer SpeechT5Tokenizer TapasTokenizer VitsTokenizer Wav2Vec2CTCTokenizer
 Wav2Vec2PhonemeCTCTokenizer XLMTokenizer
+BertTokenizerLegacy CodeGenTokenizer ConvBertTokenizer DPRContextEncoderTokenizer DPRReaderTokenizer FNetTokenizer
+FastSpeech2ConformerTokenizer MistralCommonBackend ParakeetTokenizer Pop2PianoTokenizer PreTrainedTokenizerBase
+SentencePieceBackend
 """
 REFUSED = frozenset(_REFUSED.split())
 # The tokens that a class gives to roles which no file names.
@@ -82,18 +86,27 @@ def class_of(files: Files) -> str:
     """Returns the class of transformers that opens a folder's tokenizer.
 
     The file's own class wins over the model's, but umT5 and ModernBERT always take tokenizer.json as it is, and so does
-    a LlamaTokenizer whose tokenizer.json has pieces of bytes.
+    a LlamaTokenizer whose tokenizer.json names ByteLevel. Neither holds for a folder with code of its own (auto_map),
+    which transformers passes over too unless it is trusted.
     """
     declared = files.tokenizer_config.get("tokenizer_class") or files.config.get("tokenizer_class")
     of_model = _OF_MODEL.get(str(files.config.get("model_type")))
+    names_code = _names_code(files.tokenizer_config)
+    own = files.tokenizer_config.get("tokenizer_class")
+    if names_code and of_model is None and _named(own) not in {AS_IT_IS, *REBUILT, *REFUSED}:
+        raise InputError(
+            f"{files.folder}/tokenizer_config.json names code of its own (auto_map), which Limba does not run; open it"
+            " in transformers, save it as PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, …), or"
+            " give another vocabulary."
+        )
     if declared is None:
         return of_model or AS_IT_IS
-    name = str(declared).removesuffix("Fast") if str(declared) not in _GENERIC else AS_IT_IS
-    name = _ALIASES.get(name, name)
-    if name == "LlamaTokenizer" and _has_byte_level(files.tokenizer_json):
-        return AS_IT_IS
-    if of_model == AS_IT_IS:
-        return AS_IT_IS
+    name = _named(declared)
+    if not names_code:
+        if str(declared).removesuffix("Fast") == "LlamaTokenizer" and _has_byte_level(files.tokenizer_json):
+            return AS_IT_IS
+        if of_model == AS_IT_IS:
+            return AS_IT_IS
     if name in REFUSED:
         raise InputError(
             f"{files.folder}/tokenizer_config.json names the tokenizer_class {declared}, whose rules Limba does not"
@@ -103,13 +116,29 @@ def class_of(files: Files) -> str:
     return name if name in REBUILT else AS_IT_IS
 
 
+def _named(declared: object) -> str:
+    """Returns the class of a name as files have it, which may be another name of it."""
+    name = str(declared).removesuffix("Fast") if str(declared) not in _GENERIC else AS_IT_IS
+    return _ALIASES.get(name, name)
+
+
+def _names_code(tokenizer_config: Json) -> bool:
+    """Returns whether a folder has code of its own for its tokenizer."""
+    code = tokenizer_config.get("auto_map")
+    return bool(code.get("AutoTokenizer")) if isinstance(code, dict) else code is not None
+
+
 def _has_byte_level(state: Json | None) -> bool:
-    return '"ByteLevel"' in json.dumps([(state or {}).get("pre_tokenizer"), (state or {}).get("decoder")])
+    """Returns whether this name is anywhere in the file, if only as a token: transformers looks no closer."""
+    return '"ByteLevel"' in json.dumps(state)
 
 
-def finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
-    """Sets the template of the classes that have their own, whatever tokenizer.json has."""
-    from tokenizers import processors
+def finish(tokenizer: Any, name: str, names: Mapping[str, str], extra: Sequence[str]) -> None:
+    """Does what the classes do at the end, whatever tokenizer.json has: most set a template of their own.
+
+    `names` are the tokens with a role, `extra` the other special ones.
+    """
+    from tokenizers import AddedToken, processors
 
     def number(role: str) -> int:
         return tokenizer.token_to_id(names[role])
@@ -127,6 +156,8 @@ def finish(tokenizer: Any, name: str, names: Mapping[str, str]) -> None:
         tokenizer.post_processor = processors.RobertaProcessing(end, begin)
     elif name == "GPTNeoXTokenizer":
         tokenizer.post_processor = processors.TemplateProcessing("$A", "$A $B", [])
+    elif name == "Qwen2Tokenizer":  # adds them again, so that they strip no spaces
+        tokenizer.add_tokens([AddedToken(token, special=True) for token in [*names.values(), *extra]])
 
 
 def _t5(files: Files, read: Any, names: Mapping[str, str]) -> Any:

@@ -19,14 +19,16 @@ ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<sep>", "<eos>")  # of sequence; the 
 UNKNOWN = ("<unk>", "[UNK]")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 SPACE = "\u2581"  # SentencePiece's character for a space
+SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
 
 
 class TokenizersVocabulary(Vocabulary):
     """The vocabulary of a tokenizer.json at a local path or address (gs://, hf://), read on first use, for training.
 
-    In a text, the name of a special token is plain text: a corpus must not be able to end a document. The tokenizer of
-    a published model is opened by `published.PublishedVocabulary`, which reads such a name as that token.
-    Raises InputError on first use if the file is missing, is not a tokenizer, or has no end of sequence.
+    In a text, the name of a special token is plain text: a corpus must not be able to end a document. Where it is a
+    piece too, as in a T5's file, that piece is read as unknown. The tokenizer of a published model is opened by
+    `published.PublishedVocabulary`, which reads such a name as that token.
+    Raises InputError on first use if the file is missing, is not a tokenizer, or has no special end of sequence.
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
     >>> tokenizer = Tokenizer(models.WordLevel({"</s>": 0, "god": 1, "dag": 2}))
@@ -73,6 +75,12 @@ class TokenizersVocabulary(Vocabulary):
             raise InputError(
                 f"The vocabulary {self.path} has no end of sequence; give one that has {' or '.join(ENDS)}."
             )
+        token = self.tokenizer.get_added_tokens_decoder().get(end)
+        if token is not None and not token.special:
+            raise InputError(
+                f"The vocabulary {self.path} has its end of sequence, {token.content!r}, among its added tokens with"
+                ' "special": false, so a text with that name would end there; set "special" to true in the file.'
+            )
         return end
 
     @functools.cached_property
@@ -80,8 +88,22 @@ class TokenizersVocabulary(Vocabulary):
         return self._first(UNKNOWN)
 
     def _first(self, names: Iterable[str]) -> int | None:
-        ids = (self.tokenizer.token_to_id(name) for name in names)
-        return next((number for number in ids if number is not None), None)
+        """Returns the id of the first of these names that is a special token, else of the first that is there.
+
+        An ordinary token may have such a name too: Gemma's file has </s> as a tag of HTML.
+        """
+        added = self.tokenizer.get_added_tokens_decoder()
+        ids = [number for name in names if (number := self.tokenizer.token_to_id(name)) is not None]
+        special = [number for number in ids if number in added and added[number].special]
+        return next(iter([*special, *ids]), None)
+
+    @functools.cached_property
+    def _never_text(self) -> frozenset[int]:
+        """The ids as which no text is read: special tokens but those of bytes, the end, and sentinels."""
+        names = {number: name for name, number in self.tokenizer.get_vocab(with_added_tokens=True).items()}
+        special = {number for number in self.special_ids if not BYTE.fullmatch(names[number])}
+        sentinels = {number for number, name in names.items() if SENTINEL.fullmatch(name)}
+        return frozenset({self.eos_id, *special, *sentinels} - {self.unk_id})
 
     def piece_bytes(self) -> list[bytes]:
         """Returns the UTF-8, or part of it, of each id; b"" for special tokens."""
@@ -146,7 +168,23 @@ class TokenizersVocabulary(Vocabulary):
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, s: str) -> Sequence[int]:
-        return self.tokenizer.encode(s, add_special_tokens=False).ids
+        return self.as_text(ids_of(self.tokenizer, s, self.path))
+
+    def as_text(self, ids: Sequence[int]) -> Sequence[int]:
+        """Returns ids that were made of a text without those of a role, for which the unknown piece stands.
+
+        A model may have the name of a special token, such as </s> or <extra_id_0>, as a piece: so T5's have.
+        """
+        if self._never_text.isdisjoint(ids):
+            return ids
+        instead = () if self.unk_id is None else (self.unk_id,)
+        as_text = list[int]()
+        for number in ids:
+            if number in self._never_text:
+                as_text += instead
+            else:
+                as_text.append(number)
+        return as_text
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -156,6 +194,20 @@ class TokenizersVocabulary(Vocabulary):
 
     def __hash__(self) -> int:
         return hash(self.path)
+
+
+def ids_of(tokenizer: tokenizers.Tokenizer, text: str, where: str) -> Sequence[int]:
+    """Returns the ids of a text without the template; InputError for a text that the tokenizer at `where` cannot read.
+
+    Such is a letter without a piece where the model has no unknown piece either, and half of a surrogate pair.
+    """
+    try:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    except Exception as error:  # the library has no error of its own
+        raise InputError(
+            f"The tokenizer {where} cannot read the text {text[:60]!r} ({reason_of(error)}); change the text, or give a"
+            " tokenizer with an unknown piece for what it does not know."
+        ) from error
 
 
 @functools.cache

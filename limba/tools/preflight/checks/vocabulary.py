@@ -109,12 +109,17 @@ def without_sentinels(config: RunConfig, task: Task | Mixture) -> Line | None:
     if pieces.num_sentinels or config.model.is_decoder_only or not RunData(config.data, task).fills_gaps:
         return None
     names = [pieces.name(vocab.vocab_size - 1 - number) for number in range(SHOWN)]
+    serve = f"real pieces would serve as them ({', '.join(map(repr, names))}, …)"
+    if pieces.kind == "tokenizers":  # which gets none from DataConfig.extra_ids
+        text = f"The vocabulary {_where(vocab)} has no sentinels, and {serve}, so that this text could not be told from"
+        text += " a gap: add <extra_id_0>, … to the file as special tokens, or set DataConfig.objective to prefix_lm."
+        return Line("error", text, [], "no-sentinels")
     rows = math.ceil((vocab.vocab_size + NUM_SENTINELS) / 128) * 128
     fixes: list[Fix] = [("DataConfig.extra_ids", NUM_SENTINELS)]
     if rows > config.model.vocab_size:
         fixes.append(("ModelConfig.vocab_size", rows))
-    text = f"DataConfig.extra_ids is too low: the vocabulary {_where(vocab)} has no sentinels, and real pieces would"
-    text += f" serve as them ({', '.join(map(repr, names))}, …), so that this text could not be told from a gap."
+    text = f"DataConfig.extra_ids is too low: the vocabulary {_where(vocab)} has no sentinels, and {serve},"
+    text += " so that this text could not be told from a gap."
     return Line("error", text, fixes, "no-sentinels")
 
 
