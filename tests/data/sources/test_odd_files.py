@@ -123,7 +123,7 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
     "two.json": (2 * json.dumps({"text": PLAIN[0]}, indent=2), "text", "write one object in each line"),
     "cut.json": (json.dumps({"text": PLAIN}, indent=2)[:-20], "text", "line . is not JSON"),
     "blank.json": ("\n\n" + json.dumps({"text": PLAIN}), "text", PLAIN),
-    "blank_two.json": ("\n\n" + 2 * (json.dumps({"text": PLAIN[:1]}) + "\n"), "text", 2 * PLAIN[:1]),
+    "blank_two.json": ("\n\n" + 2 * (json.dumps({"text": PLAIN}) + "\n"), "text", 2 * [" ".join(PLAIN)]),
     "inner_null.jsonl": ('{"a": null}\n{"a": {"b": "One"}}\n', "a.b", ["One"]),
     "words.json": (json.dumps({"words": [text.split() for text in PLAIN]}), "words[]", PLAIN),
     "split.json": (json.dumps({"train": [{"text": text} for text in PLAIN]}), "train.text", PLAIN),
