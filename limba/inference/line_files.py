@@ -14,16 +14,14 @@ import json
 import os
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import fsspec
-import zstandard
 
 from limba.config import InputError, StorageError, reason_of, untrusted_files
-from limba.data.sources import json_documents, remote
+from limba.data.sources import failures, json_documents, remote
 from limba.data.sources.lines import text_lines
 from limba.data.sources.listing import file_format
 from limba.data.sources.records import records as read_records
@@ -37,7 +35,7 @@ from limba.storage.files import write_whole
 POLICY = remote.ReadPolicy()
 STANDARD = ("-", "stdin", "stdout")
 DONE = "done"  # in PATH.about.json: the lines written, and the digest of their input lines
-UNREADABLE = (OSError, EOFError, ImportError, ValueError, zlib.error, zstandard.ZstdError)
+UNREADABLE = (ImportError, *failures.UNREADABLE)
 Record = Json
 T = TypeVar("T")
 
@@ -56,7 +54,7 @@ def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
         return
     if not _is_text(path):
         for where, record in _existing(path, read_records(path, fields)):
-            yield dict(record) | {field: _text_of(where, record, field) for field in fields}
+            yield dict(record) | {field: _text_of(where, record, field, len(fields) > 1) for field in fields}
         return
     with _readable(path), remote.open_file(path, POLICY) as packed, unpacked(packed, _suffix(path)) as file:
         yield from _of_lines(text_lines(path, file), path, fields)
@@ -69,16 +67,17 @@ def _of_lines(lines: Iterator[str], path: str, fields: Sequence[str]) -> Iterato
         yield {fields[0]: line}
 
 
-def _text_of(where: str, record: Mapping[str, object], field: str) -> str:
+def _text_of(where: str, record: Mapping[str, object], field: str, is_pair: bool) -> str:
     """Returns the text of a field, which may be nested, as `translation.en`; InputError if there is none.
 
-    `where` names the file and the record for the error.
+    `where` names the file and the record for the error. Beside another field a number is text, as in training.
     """
     try:
         value = json_documents.value_at(record, field)
     except KeyError:
         names = ", ".join(map(repr, record)) or "none"
         raise InputError(f"{where} has no text in field {field!r}; it has {names}: name another field.") from None
+    value = json_documents.numbers_as_text(value) if is_pair else value
     if not isinstance(value, str):
         raise InputError(f"{where} has no text in field {field!r}, but {type(value).__name__}; name another field.")
     return whole_letters(value)
@@ -101,7 +100,9 @@ def _readable(path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.") from None
     except UNREADABLE as error:
-        raise InputError(f"The input {path} cannot be read ({reason_of(error)}); check the file.") from error
+        raise InputError(
+            f"The input {path} cannot be read ({untrusted_files.reason_for(error)}); check the file."
+        ) from error
 
 
 def _existing(path: str, rows: Iterator[T]) -> Iterator[T]:

@@ -47,13 +47,19 @@ def write_records(path: Path, values: Sequence[bytes], feature: str = "text") ->
     return write_examples(path, [{feature: [value]} for value in values])
 
 
-def write_examples(path: Path, examples: Sequence[Mapping[str, Sequence[bytes]]]) -> Path:
+def _feature(values: Sequence[bytes | int | float]) -> tf.train.Feature:
+    if values and isinstance(values[0], int):
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+    if values and isinstance(values[0], float):
+        return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+
+
+def write_examples(path: Path, examples: Sequence[Mapping[str, Sequence[bytes | int | float]]]) -> Path:
     """Writes an ArrayRecord file of examples with any values of some features; returns the path."""
     writer = ArrayRecordWriter(str(path), "group_size:1")
     for example in examples:
-        features = {
-            name: tf.train.Feature(bytes_list=tf.train.BytesList(value=values)) for name, values in example.items()
-        }
+        features = {name: _feature(values) for name, values in example.items()}
         writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
     writer.close()
     return path

@@ -6,6 +6,8 @@ import json
 import re
 
 import fsspec
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from limba.config import InputError, StorageError
@@ -164,3 +166,11 @@ def test_inputs_that_are_cut_off_or_not_there(tmp_path):
         list(text_files.records(str(tmp_path / "cut.jsonl.gz"), ["inputs"]))
     with pytest.raises(InputError, match="does not exist; give a .txt"):
         list(text_files.records(str(tmp_path / "none.txt"), ["inputs"]))
+    (tmp_path / "no.jsonl.xz").write_bytes(b"no xz here")
+    with pytest.raises(InputError, match=r"no.jsonl.xz cannot be read \(Input format not supported"):
+        list(text_files.records(str(tmp_path / "no.jsonl.xz"), ["inputs"]))
+    assert text_files.num_lines(str(tmp_path / "no.jsonl.xz")) is None
+    days = pyarrow.array([1 << 24], pyarrow.int32()).cast(pyarrow.date32())  # of the year 47904
+    pyarrow.parquet.write_table(pyarrow.table({"inputs": ["a"], "day": days}), tmp_path / "day.parquet")
+    with pytest.raises(InputError, match=r"day.parquet cannot be read as parquet \(date value out of range"):
+        list(text_files.records(str(tmp_path / "day.parquet"), ["inputs"]))

@@ -17,9 +17,17 @@ import numpy as np
 
 from limba.config import ConfigError, InputError, without_credentials
 from limba.data.draws import Purpose
-from limba.data.sources.columns import joined
+from limba.data.sources.columns import joined, not_utf8, say_of_list
 from limba.data.sources.documents import Chosen, Dealt, Part, Share
-from limba.data.sources.json_documents import stored_name
+from limba.data.sources.json_documents import (
+    are_ids,
+    flat,
+    is_document,
+    not_document,
+    numbers_as_text,
+    shortest,
+    stored_name,
+)
 from limba.data.sources.listing import Unit
 from limba.data.sources.order import Counts, Reading, fewer_shards
 from limba.data.sources.remote import ReadPolicy
@@ -142,11 +150,11 @@ class _Records:
                 raise InputError(
                     f"{self.paths[file]} cannot be read at record {inside[0]} ({error}); write it again."
                 ) from error
-            for index, record in zip(places, records, strict=True):
-                documents[index] = self._document(record, self.paths[file])
+            for index, number, record in zip(places, inside, records, strict=True):
+                documents[index] = self._document(record, self.paths[file], number)
         return documents
 
-    def _document(self, record: bytes, path: str) -> bytes | None:
+    def _document(self, record: bytes, path: str, number: int) -> bytes | None:
         try:
             features = features_of(record)
         except Exception as error:  # protobuf's own error class depends on how it was built
@@ -159,8 +167,40 @@ class _Records:
                     f"is {column!r}, and {path} has {', '.join(map(repr, sorted(features))) or 'none'}; give one of"
                     " these.",
                 )
-        values = [features[name].bytes_list.value for name in names]
-        return joined([value[0] for value in values]) if all(values) else None
+        values = list[str | bytes]()
+        for name, column in zip(names, self._columns, strict=True):
+            value = self._value(features[name], column, path, number)
+            if value is None:
+                return None
+            values.append(value)
+        return joined(values)
+
+    def _value(self, feature: Any, column: str, path: str, number: int) -> str | bytes | None:
+        """Returns the text or the ids of a record's feature, None where it is empty; InputError for anything else."""
+        kind = feature.WhichOneof("kind")
+        values = list(getattr(feature, kind).value) if kind else []
+        if not values:
+            return None
+        location = f"{without_credentials(path)} record {number}"
+        holds_ids = are_ids(self._columns)
+        if kind == "bytes_list" and holds_ids:
+            if len(values) > 1:
+                raise not_document(location, values, column, holds_ids)
+            return values[0]
+        if kind == "bytes_list":
+            try:
+                values = [value.decode("utf-8") for value in values]
+            except UnicodeDecodeError:
+                raise not_utf8(location, column) from None
+            if len(values) > 1 and not column.endswith("[]"):
+                say_of_list(path, column)
+        elif kind == "float_list":
+            values = [shortest(value, np.float32) for value in values]
+        held = values[0] if len(values) == 1 and not holds_ids else values
+        value = flat(numbers_as_text(held) if len(self._columns) > 1 else held, holds_ids)
+        if not is_document(value, holds_ids):
+            raise not_document(location, value, column, holds_ids)
+        return value
 
 
 class ArrayRecordSource(FileSource):
@@ -208,7 +248,7 @@ class ArrayRecordSource(FileSource):
         for number, text in itertools.chain.from_iterable(self.records_at(split, block) for block in blocks):
             if kept == most:
                 break
-            if text and self.filtered(split, [text]):
+            if text and not text.isspace() and self.filtered(split, [text]):
                 kept += 1
                 num_pieces += len(self.pieces(text))
             else:
@@ -220,7 +260,8 @@ class ArrayRecordSource(FileSource):
             return None
         records = self._records_of(split)
         file = records.paths.index(unit.path)
-        return [text for text in records[sum(records.counts[:file]) + np.arange(unit.start, unit.stop)] if text]
+        documents = records[sum(records.counts[:file]) + np.arange(unit.start, unit.stop)]
+        return [text for text in documents if text and not text.isspace()]
 
     def first_rows(self, unit: Unit, column: str, policy: ReadPolicy) -> list[bytes]:
         stop = min(unit.stop or 0, unit.start + RECORDS_PER_READ)  # of a bucket each is a request
@@ -291,8 +332,11 @@ class _ShardRecords(Share):
             keys = reading.words(Purpose.RECORDS, epoch).raw(FEISTEL_ROUNDS)
             order = permuted(order, self._total, keys)
         numbers = order + np.searchsorted(self._gaps, order, side="right")
-        records = source.records_at(reading.split, numbers)
-        return [(number, text) for number, text in records if text and source.filtered(reading.split, [text])]
+        chosen = []
+        for number, text in source.records_at(reading.split, numbers):
+            if text and not text.isspace() and source.filtered(reading.split, [text]):
+                chosen.append((number, text))
+        return chosen
 
     def epochs(self, epoch: int, num_read: int, num_ended: int) -> float:
         if self._dealt is not None:

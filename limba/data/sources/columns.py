@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from limba.config import InputError
+from limba.data.sources.failures import RecordError
 from limba.data.sources.notices import say_once
 
 FIELD_SEPARATOR = b"\0"  # between the texts of several columns, and removed from the texts
@@ -19,6 +20,14 @@ def joined(values: Sequence[str | bytes]) -> bytes:
     if any(not text or text.isspace() for text in encoded):
         return b""
     return FIELD_SEPARATOR.join(text.replace(FIELD_SEPARATOR, b"") for text in encoded)
+
+
+def not_utf8(location: str, column: str) -> RecordError:
+    """Returns the error for bytes in a column of text that are not text."""
+    return RecordError(
+        f"{location} holds bytes in column {column!r} that are not text in UTF-8; set DataConfig.column to another one,"
+        " or write the texts as UTF-8."
+    )
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

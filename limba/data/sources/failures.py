@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import lzma
+import zlib
+
+import zstandard
+
 from limba.config import InputError
+
+# What reading, unpacking and parsing raise for a file that cannot be read.
+UNREADABLE = (
+    OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, lzma.LZMAError, zstandard.ZstdError
+)  # fmt: skip
 
 
 class UnitError(InputError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from limba.config import ConfigError, InputError, Open, reason_of
 from limba.data.sources.listing import file_format
@@ -17,6 +19,12 @@ from limba.storage import servers
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 4.0  # for the hub's first answer, twice: without a network its library alone repeats for half a minute
+# What a card may say of how `datasets` reads the files, and which values change no text beside the default.
+READINGS: dict[str, tuple[object, ...]] = {
+    "header": (0,), "encoding": (None, "utf-8", "UTF-8", "utf8", "utf-8-sig"), "lineterminator": ("\n",),
+    "names": (), "column_names": (), "skiprows": (0,), "skipfooter": (), "nrows": (), "comment": (), "quotechar": (),
+    "quoting": (1,), "doublequote": (), "escapechar": (), "dialect": (), "field": (), "sample_by": (), "filters": (),
+}  # fmt: skip
 _PART = r"[A-Za-z0-9][\w.-]*"
 _NAME = re.compile(
     rf"(?P<path>({_PART}/)?{_PART})(:(?P<configuration>[^@#:]+))?(@(?P<revision>[^#@]+))?(#(?P<split>[^#]+))?"
@@ -151,8 +159,9 @@ class HubSource(UnitSource):
             builder = datasets.load_dataset_builder(
                 path, self.config_name, revision=self.revision, token=servers.token()
             )
-        except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are among these
+        except (OSError, ValueError, RuntimeError, zipfile.BadZipFile) as error:  # the hub's own errors are among these
             raise self._not_opened(reason_of(error)) from error
+        self._check_reading(builder.config)
         files = builder.config.data_files
         if not files:
             raise InputError(f"{self.name} has no data files of its own; set DataConfig.data_files to its files.")
@@ -166,6 +175,20 @@ class HubSource(UnitSource):
         if splits.get("validation") == splits.get("train"):
             splits.pop("validation", None)  # a part of it is used for validation
         return splits
+
+    def _check_reading(self, settings: Any) -> None:
+        """Raises InputError if the data set's card says that its files are read in another way than ours."""
+        addresses = itertools.chain.from_iterable((settings.data_files or {}).values())
+        is_tsv = all(".tsv" in str(address).rpartition("/")[2] for address in addresses)  # which has no quotes here too
+        for field in dataclasses.fields(settings):
+            if field.name not in READINGS or (field.name == "quoting" and is_tsv):
+                continue
+            value = getattr(settings, field.name)
+            if value not in (field.default, *READINGS[field.name]):
+                raise InputError(
+                    f"{self.name} is read with {field.name}={value!r}, as its card says, which cannot be done here;"
+                    " download it and give its rows as .jsonl."
+                )
 
     def _ask_hub(self, path: str) -> None:
         """Raises InputError if the hub does not have the data set, or does not answer within some seconds."""

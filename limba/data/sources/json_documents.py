@@ -5,9 +5,12 @@ from __future__ import annotations
 import array
 import contextlib
 import json
+import math
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import IO, Any
+
+import numpy as np
 
 from limba.config import InputError
 from limba.config.untrusted_files import reason_for
@@ -161,6 +164,8 @@ def value_at(record: Mapping[str, object], column: str, holds_ids: bool = False)
     if name not in record and "." in name:
         first, _, rest = column.partition(".")
         inner = record[first]
+        if inner is None:
+            return None
         if not isinstance(inner, Mapping):
             raise KeyError(column)
         return value_at(inner, rest, holds_ids)
@@ -206,13 +211,30 @@ def stored_name(column: str, there: Container[str] = ()) -> str:
 def numbers_as_text(value: object) -> object:
     """Returns a number, or a list of them, as text: so labels and scores are often stored beside a text.
 
-    >>> numbers_as_text(4.5), numbers_as_text([1, 0]), numbers_as_text("a")
-    ('4.5', '1 0', 'a')
+    NaN alone is None: pandas writes it for a value that is missing. Infinity stays a number.
+
+    >>> numbers_as_text(4.5), numbers_as_text([1, 0]), numbers_as_text("a"), numbers_as_text(float("nan"))
+    ('4.5', '1 0', 'a', None)
     """
+    if isinstance(value, float) and math.isnan(value):
+        return None
     numbers = value if isinstance(value, list) else [value]
-    if all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
-        return " ".join(map(str, numbers))
-    return value
+    return " ".join(map(str, numbers)) if all(map(_is_finite, numbers)) else value
+
+
+def _is_finite(number: object) -> bool:
+    if isinstance(number, float):
+        return math.isfinite(number)
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+def shortest(number: float, kind: type[np.floating]) -> float:
+    """Returns a number of 16 or 32 bits with the digits that it was written with, not with all that 64 bits show.
+
+    >>> float(np.float32(3.8)), shortest(float(np.float32(3.8)), np.float32)
+    (3.799999952316284, 3.8)
+    """
+    return float(str(kind(number)))
 
 
 def are_ids(columns: Sequence[str]) -> bool:

@@ -25,7 +25,7 @@ def json_texts(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[
     kind = InputError  # if the first record lacks the column, the unit is not damaged
     holds_ids = json_documents.are_ids(columns)
     text_column = columns[0] if len(columns) == 1 and not holds_ids else None
-    for offset, record in json_records(unit, file, text_column):
+    for number, (offset, record) in enumerate(json_records(unit, file, text_column)):
         if isinstance(record, bytes):
             yield record
             kind = RecordError
@@ -42,7 +42,7 @@ def json_texts(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[
                 f"{unit.path} {line_at(unit.path, offset)} is JSON but not an object{hint}; "
                 f'write one {{"{columns[0]}": "..."}} per line.'
             )
-        rows = rows_of_columns(unit, record, columns) if is_alone(unit, file, offset) else None
+        rows = rows_of_columns(unit, record, columns) if is_alone(unit, file, number) else None
         for row in [record] if rows is None else rows:
             yield _joined_columns(unit, offset, row, columns, kind)
         kind = RecordError
@@ -62,7 +62,8 @@ def _joined_columns(
         try:
             stored = json_documents.value_at(record, column, holds_ids)
         except KeyError:
-            raise no_column(unit.path, column, list(record), kind) from None
+            location = f"{unit.path} {line_at(unit.path, offset)}"
+            raise no_column(location, column, list(record), kind) from None
         value = json_documents.numbers_as_text(stored) if len(columns) > 1 else stored
         if not json_documents.is_document(value, holds_ids):
             location = f"{unit.path} {line_at(unit.path, offset)}"
@@ -140,9 +141,9 @@ def hint_on_array(path: str) -> str:
     return "; its array holds arrays, and has to hold objects" if may_be_one_value(path) else ARRAY_HINT
 
 
-def is_alone(unit: Unit, file: Any, offset: int) -> bool:
-    """Returns whether the record of a .json file that was read at an offset is the only one of it."""
-    return offset == 0 and may_be_one_value(unit.path) and not file.peek(1).strip()
+def is_alone(unit: Unit, file: Any, number: int) -> bool:
+    """Returns whether the record of a .json file that was read as its unit's `number`th, from 0, is its only one."""
+    return unit.start == number == 0 and may_be_one_value(unit.path) and not file.peek(1).strip()
 
 
 def rows_of_columns(unit: Unit, record: Mapping[str, Any], columns: Sequence[str]) -> list[dict[str, object]] | None:

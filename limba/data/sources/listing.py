@@ -6,6 +6,8 @@ read from its beginning (csv, anything compressed).
 
 from __future__ import annotations
 
+import fnmatch
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -61,7 +63,7 @@ def file_format(path: str) -> tuple[str, str]:
     >>> file_format("web/part-0.JSONL.gz"), file_format("hf://datasets/a/b/0.parquet")
     (('json', '.gz'), ('parquet', ''))
     """
-    plain = path.split("?")[0].lower()
+    plain = _without_query(path).lower()
     packed = next((suffix for suffix in COMPRESSIONS if plain.endswith(suffix)), "")
     plain = plain.removesuffix(packed)
     for suffix, name in FORMATS.items():
@@ -93,10 +95,25 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
             raise InputError(
                 f"The corpus path {pattern} matches no file; check the path, and the directory that it starts in."
             )
-        files |= {file.path: file for file in matches}
-    for path in files:
-        file_format(path)
-    return [files[path] for path in sorted(files, key=lambda path: (without_credentials(path), path))]
+        for file in matches:
+            files.setdefault(_one_spelling(file.path), file)
+    for file in files.values():
+        file_format(file.path)
+    return sorted(files.values(), key=lambda file: (without_credentials(file.path), file.path))
+
+
+def _one_spelling(path: str) -> str:
+    """Returns a local path without what changes nothing in it: `//`, `/./` and `a/../`; links stay as they are.
+
+    >>> _one_spelling("/corpus//a.txt"), _one_spelling("/corpus/./a.txt"), _one_spelling("gs://bucket//a.txt")
+    ('/corpus/a.txt', '/corpus/a.txt', 'gs://bucket//a.txt')
+    """
+    if "://" in path:
+        return path
+    upwards, above, name = path.rpartition("/../")
+    if above:
+        path = f"{os.path.realpath(f'{upwards}/..')}/{name}"  # `a` may be a link to another folder
+    return os.path.normpath(path)
 
 
 def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
@@ -109,6 +126,7 @@ def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
         return _remote_matches(pattern, system, path, policy)
     if any(letter in path for letter in "*?[") and not system.exists(path):
         entries = [details | {"name": name} for name, details in system.glob(path, detail=True).items()]
+        entries = [entry for entry in entries if not _is_hidden(str(entry["name"]), path)]
     elif system.exists(path):
         entries = [system.info(path)]
         if entries[0]["type"] == "directory":
@@ -119,6 +137,19 @@ def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
     for entry in entries:
         untrusted_files.check_regular(entry["name"])
     return [File(str(entry["name"]), entry.get("size")) for entry in entries]
+
+
+def _is_hidden(path: str, pattern: str) -> bool:
+    """Returns whether a path has a name with a dot in front that its pattern does not ask for, as in Python's glob.
+
+    >>> _is_hidden("/corpus/._a.txt", "/corpus/*.txt"), _is_hidden("/corpus/.git/a.txt", "/corpus/**/*.txt")
+    (True, True)
+    >>> _is_hidden("/corpus/.a.txt", "/corpus/.*.txt"), _is_hidden("/.corpus/a.txt", "/.corpus/*.txt")
+    (False, False)
+    """
+    asked = [part for part in pattern.split("/") if part.startswith(".")]
+    hidden = [part for part in path.split("/") if part.startswith(".") and part not in (".", "..")]
+    return not all(any(fnmatch.fnmatchcase(part, own) for own in asked) for part in hidden)
 
 
 def _is_directory(pattern: str) -> InputError:
@@ -140,7 +171,7 @@ def _remote_matches(pattern: str, system: AbstractFileSystem, path: str, policy:
     magic = [path.index(letter) for letter in ("*[" if web else "*?[") if letter in path]
     if magic:
         listing = answer("glob", path, detail=True, **({"on_error": "raise"} if web else {})) or {}
-        entries = [details | {"name": name} for name, details in listing.items()]
+        entries = [details | {"name": name} for name, details in listing.items() if not _is_hidden(name, path)]
         if not entries and not web:  # some libraries list an unreachable server as an empty directory
             answer("ls", path[: min(magic)].rpartition("/")[0], detail=False)
     else:
@@ -223,10 +254,15 @@ def _is_one_value(path: str, policy: ReadPolicy) -> bool:
 
 def may_be_one_value(path: str) -> bool:
     """Returns whether a file, packed or not, may be one array or object of JSON: by its name a .json, and no .jsonl."""
-    path = path.split("?")[0].lower()
+    path = _without_query(path).lower()
     return is_json(path.removesuffix(next((suffix for suffix in COMPRESSIONS if path.endswith(suffix)), "")))
 
 
 def is_json(path: str) -> bool:
     """Returns whether a file may be one array or object: a plain .json, and no .jsonl."""
-    return path.split("?")[0].lower().endswith(".json")
+    return _without_query(path).lower().endswith(".json")
+
+
+def _without_query(path: str) -> str:
+    """Returns an address without what follows a question mark, which may stand in the name of a local file."""
+    return path.split("?")[0] if "://" in path else path

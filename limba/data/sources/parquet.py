@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from limba.config import InputError, reason_of
-from limba.data.sources.columns import check_names, no_column
-from limba.data.sources.failures import RecordError, UnitError
-from limba.data.sources.json_documents import are_ids, flat, is_document, not_document, numbers_as_text, stored_name
+from limba.data.sources.columns import check_names, no_column, not_utf8
+from limba.data.sources.failures import UnitError
+from limba.data.sources.json_documents import (
+    are_ids,
+    flat,
+    is_document,
+    not_document,
+    numbers_as_text,
+    shortest,
+    stored_name,
+)
 from limba.data.sources.remote import ReadError, ReadPolicy, open_file
 
 if TYPE_CHECKING:
@@ -60,18 +70,18 @@ def parquet_values(
     import pyarrow.parquet
 
     row_group = row_group_of(path, metadata, group)
-    ranges = [_column_range(row_group, column, size) for column in columns]
-    start = min(start for start, _ in ranges)
-    stop = max(stop for _, stop in ranges)
     location = f"{path}, row group {group},"
+    stored = [stored_name(name) for name in columns]
     try:
+        _check_decrypted(metadata, group, stored, size)
+        ranges = [_column_range(metadata, row_group, name, size) for name in stored]
+        start = min(start for start, _ in ranges)
+        stop = max(stop for _, stop in ranges)
         with open_file(path, policy, start, stop, size) as file:
             parquet = pyarrow.parquet.ParquetFile(
                 file, metadata=metadata, buffer_size=PAGE_BYTES, pre_buffer=False, page_checksum_verification=True
             )
-            for batch in parquet.iter_batches(
-                64, row_groups=[group], columns=[stored_name(name) for name in columns], use_threads=False
-            ):
+            for batch in parquet.iter_batches(64, row_groups=[group], columns=stored, use_threads=False):
                 for row in zip(*(_texts(path, _column(batch, name), name, columns) for name in columns), strict=True):
                     if None not in row:
                         yield row
@@ -93,11 +103,13 @@ def parquet_rows(path: str, group: int, policy: ReadPolicy, size: int, metadata:
         with open_file(path, policy, 0, size, size) as file:
             parquet = pyarrow.parquet.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
             for batch in parquet.iter_batches(64, row_groups=[group], use_threads=False):
-                for row in batch.to_pylist():
-                    yield {name: as_text(value) if isinstance(value, bytes) else value for name, value in row.items()}
+                names = batch.schema.names
+                for row in zip(*map(_values, batch.columns), strict=True):
+                    values = (as_text(value) if isinstance(value, bytes) else value for value in row)
+                    yield dict(zip(names, values, strict=True))
     except ReadError:
         raise
-    except (OSError, pyarrow.ArrowException, ValueError) as error:
+    except (OSError, pyarrow.ArrowException, ValueError, OverflowError) as error:
         raise UnitError(f"{path} cannot be read as parquet ({reason_of(error)}); check the file.") from error
 
 
@@ -158,18 +170,33 @@ def _texts(path: str, values: Array, column: str, columns: Sequence[str]) -> lis
     is_pair = len(columns) > 1
     if isinstance(values, pyarrow.DictionaryArray):
         values = values.dictionary_decode()
-    texts = [flat(numbers_as_text(value) if is_pair else value, holds_ids) for value in values.to_pylist()]
+    texts = [flat(numbers_as_text(value) if is_pair else value, holds_ids) for value in _values(values)]
     if not holds_ids:
         texts = [as_text(value) if isinstance(value, bytes) else value for value in texts]
     for value in texts:
         if isinstance(value, bytes) and not holds_ids:
-            raise RecordError(
-                f"{path} holds bytes in column {column!r} that are not text in UTF-8; set DataConfig.column to another"
-                " one, or write the texts as UTF-8."
-            )
+            raise not_utf8(path, column)
         if not is_document(value, holds_ids):
             raise not_document(path, value, column, holds_ids)
     return texts
+
+
+def _values(values: Array) -> list[Any]:
+    """Returns the values of a column, or of a part of it; numbers of 16 and 32 bits, and lists of these, `shortest`."""
+    import numpy as np
+    import pyarrow.types
+
+    kind = getattr(values.type, "value_type", values.type)
+    if not pyarrow.types.is_float16(kind) and not pyarrow.types.is_float32(kind):
+        return values.to_pylist()
+    width = np.float16 if pyarrow.types.is_float16(kind) else np.float32
+
+    def short(value: Any) -> Any:
+        if isinstance(value, list):
+            return [short(entry) for entry in value]
+        return None if value is None else shortest(value, width)
+
+    return [short(value) for value in values.to_pylist()]
 
 
 def _column(batch: RecordBatch, name: str) -> Array:
@@ -189,14 +216,54 @@ def _column(batch: RecordBatch, name: str) -> Array:
     return values
 
 
-def _column_range(group: RowGroupMetaData, column: str, size: int) -> tuple[int, int]:
-    """Returns the byte range [start, stop) of a row group's column."""
+class _UnreadFile(io.RawIOBase):
+    """A file of a size in which nothing is read: the first byte that is asked for is an _AskedError."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        raise _AskedError
+
+
+class _AskedError(Exception):
+    pass
+
+
+def _check_decrypted(metadata: FileMetaData, group: int, columns: Sequence[str], size: int) -> None:
+    """Raises OSError if what the footer says of some columns of a row group is encrypted; reads nothing.
+
+    Asking `RowGroupMetaData.column` for it ends the process: pyarrow does not catch what its C++ throws there.
+    """
+    import pyarrow.parquet
+
+    parquet = pyarrow.parquet.ParquetFile(_UnreadFile(size), metadata=metadata, pre_buffer=False)
+    with contextlib.suppress(_AskedError):
+        next(parquet.iter_batches(1, row_groups=[group], columns=columns, use_threads=False), None)
+
+
+def _column_range(metadata: FileMetaData, group: RowGroupMetaData, column: str, size: int) -> tuple[int, int]:
+    """Returns the byte range [start, stop) of a row group's column, which is not encrypted."""
     starts = []
     stops = []
-    column = stored_name(column)
     for index in range(group.num_columns):
-        chunk = group.column(index)
-        if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):
+        path = metadata.schema.column(index).path
+        if path == column or path.startswith(f"{column}."):
+            chunk = group.column(index)
             start = chunk.data_page_offset
             if chunk.has_dictionary_page and chunk.dictionary_page_offset:
                 start = min(start, chunk.dictionary_page_offset)

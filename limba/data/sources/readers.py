@@ -6,16 +6,12 @@ Chunk k of a unit is always the same documents, so a data position is three numb
 from __future__ import annotations
 
 import contextlib
-import lzma
-import zlib
 from collections.abc import Iterator, Sequence
-
-import zstandard
 
 from limba.config import InputError
 from limba.config.untrusted_files import reason_for
 from limba.data.sources.columns import joined, say_of_list
-from limba.data.sources.failures import RecordError, UnitError, advice_on
+from limba.data.sources.failures import UNREADABLE, RecordError, UnitError, advice_on
 from limba.data.sources.json_documents import are_ids
 from limba.data.sources.json_rows import json_texts
 from limba.data.sources.lines import texts_of_lines
@@ -123,9 +119,7 @@ def _faults(unit: Unit) -> Iterator[None]:
             " out.",
             fix=("DataConfig.on_read_failure", "skip"),
         ) from error
-    except (
-        OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, lzma.LZMAError, zstandard.ZstdError
-    ) as error:  # fmt: skip
+    except UNREADABLE as error:
         is_cut = isinstance(error, EOFError) and file_format(unit.path)[1] == ".gz"
         raise UnitError(
             f"{unit.place} cannot be read ({reason_for(error)}); check the file and its permissions.",

@@ -66,24 +66,24 @@ def _json_records(unit: Unit, file: Any, columns: Sequence[str]) -> Iterator[tup
             yield _checked(f"{unit.path} entry {number}", record, columns)
         return
     if json_documents.is_over_lines(head) and may_be_one_value(unit.path):
-        values = ((number, *record) for number, record in enumerate(json_records(unit, file), 1))
+        values = ((line, record) for line, (_, record) in enumerate(json_records(unit, file), 1))
     else:
         values = _numbered_records(unit, file)
-    for number, offset, value in values:
+    for place, (number, value) in enumerate(values):
         location, record = _checked(f"{unit.path} line {number}", value, ())
-        rows = rows_of_columns(unit, record, columns) if is_alone(unit, file, offset) else None
+        rows = rows_of_columns(unit, record, columns) if is_alone(unit, file, place) else None
         if rows is None:
             yield location, record
         else:
             yield from ((f"{unit.path} entry {entry}", row) for entry, row in enumerate(rows, 1))
 
 
-def _numbered_records(unit: Unit, file: Any) -> Iterator[tuple[int, int, object]]:
-    """Yields (number of the line, offset, value) of JSON lines."""
+def _numbered_records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
+    """Yields (number of the line, value) of JSON lines."""
     for number, (offset, line) in enumerate(lines_of(unit, file), 1):
         text = decoded(unit, offset, line)
         if text.strip():
-            yield number, offset, record_of(unit, offset, text, number)
+            yield number, record_of(unit, offset, text, number)
 
 
 def _checked(location: str, record: object, columns: Sequence[str]) -> tuple[str, Columns]:

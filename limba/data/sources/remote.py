@@ -31,6 +31,8 @@ from limba.storage.failures import limited
 from limba.storage.files import is_local
 
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
+STREAMS = {".zst": "a zstandard frame", ".bz2": "a bzip2 stream", ".xz": "an xz stream"}
+UNPACKED_BYTES = 1 << 17  # at a time
 # Of text that is not UTF-8: letters that text in another of these encodings does not give, one after the other.
 ENCODINGS = {"EUC-JP": "[ぁ-ん]{2}", "SHIFT_JIS": "[ぁ-ん]{2}"}
 ENCODINGS |= {"WINDOWS-1251": "[а-я]{4}", "WINDOWS-1250": "[a-zăâî][şţłąż][a-zăâî]", "WINDOWS-1252": ""}
@@ -41,47 +43,80 @@ def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
     """Returns the content of a file, decompressed according to the suffix; '' is a plain file."""
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(file))
-    if suffix == ".bz2":
-        return cast(IO[bytes], bz2.open(file))
-    if suffix == ".xz":
-        return cast(IO[bytes], lzma.open(file))
-    return io.BufferedReader(ZstandardFile(file), 1 << 17) if suffix == ".zst" else file
+    return io.BufferedReader(StreamsFile(file, suffix), UNPACKED_BYTES) if suffix in STREAMS else file
 
 
-class ZstandardFile(io.RawIOBase):
-    """The content of a zstandard file with any number of frames; EOFError if it is truncated.
+class StreamsFile(io.RawIOBase):
+    """The content of a .zst, .xz or .bz2 with any number of streams in a row; EOFError if it is truncated.
 
-    The library's own stream reader does not notice a truncated file.
+    Of a truncated file zstandard's own reader says nothing, nor do Python's of the other two of what is wrong where a
+    later stream begins: they end there.
     """
 
-    def __init__(self, file: IO[bytes]):
+    def __init__(self, file: IO[bytes], suffix: str):
         self._file = file
+        self._suffix = suffix
         self._packed = b""
         self._content = memoryview(b"")
-        self._unpacker = None
+        self._unpacker: Any = None
+        self._num_streams = 0
+        self._num_padding = 0  # bytes since the last stream
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:
         while not self._content:
-            self._packed = self._packed or self._file.read(1 << 16)
-            if not self._packed:
-                if self._unpacker is not None:
-                    raise EOFError("the file ends within a zstandard frame")
-                return 0
+            if not self._packed and getattr(self._unpacker, "needs_input", True):
+                self._packed = self._file.read(1 << 16)
+                if not self._packed:
+                    self._check_end()
+                    return 0
             if self._unpacker is None:
-                # zstd's long mode needs a larger window than the library's limit of 128 MiB.
-                self._unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-            self._content = memoryview(self._unpacker.decompress(self._packed))
+                self._drop_padding()
+                if not self._packed:
+                    continue
+                self._unpacker = _new_unpacker(self._suffix)
+            # zstandard's takes no limit.
+            limit = () if self._suffix == ".zst" else (UNPACKED_BYTES,)
+            self._content = memoryview(self._unpacker.decompress(self._packed, *limit))
             self._packed = b""
             if self._unpacker.eof:
                 self._packed = self._unpacker.unused_data
                 self._unpacker = None
+                self._num_streams += 1
+                self._num_padding = 0
         part = self._content[: len(buffer)]
         buffer[: len(part)] = part
         self._content = self._content[len(part) :]
         return len(part)
+
+    def _drop_padding(self) -> None:
+        """Drops zeros behind a stream: of .xz in fours (its specification, 2.2), of .bz2 as many as a device adds."""
+        if self._suffix == ".zst" or not self._num_streams:
+            return
+        num_before = len(self._packed)
+        self._packed = self._packed.lstrip(b"\0")
+        self._num_padding += num_before - len(self._packed)
+        if self._packed:
+            self._check_padding()
+
+    def _check_padding(self) -> None:
+        if self._suffix == ".xz" and self._num_padding % 4:
+            raise ValueError(f"{self._num_padding} zeros follow an xz stream, not a multiple of four")
+
+    def _check_end(self) -> None:
+        is_empty = not self._num_streams and self._suffix != ".zst"
+        if self._unpacker is not None or is_empty:
+            raise EOFError(f"the file ends within {STREAMS[self._suffix]}")
+        self._check_padding()
+
+
+def _new_unpacker(suffix: str) -> Any:
+    if suffix == ".zst":
+        # zstd's long mode needs a larger window than the library's limit of 128 MiB.
+        return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+    return lzma.LZMADecompressor() if suffix == ".xz" else bz2.BZ2Decompressor()
 
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,9 @@ libraries fill it up, or take its first fields for an index. The first row names
 better. The separator is found from the first rows; see `dialect_of`.
 
 Tsv has a row in each line and no quotes, but that a field which is wholly in quotes, as pandas writes one with a quote
-in it, is read without them.
+in it, is read without them. One of its fields over several lines, which may be as wide as the header, is an error if
+one of these lines is indented by a tab, as code is: no library could tell others from text with a quotation over
+several rows.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ SAMPLE_ROWS = 20
 _SAYS_SEPARATOR = re.compile(r"\ufeff?\"?sep=([^\"\r\n])\"?\r?\n?", re.IGNORECASE)
 MOST_NAME_LETTERS = 60  # of a column's name; a text has more
 MOST_NAME_WORDS = 6
+_BLANKS = " \t\r\n"  # of a line that pandas takes for blank
 _WHOLLY_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+# Of a field in quotes over several lines: how it goes on, with its own quotes doubled, and how it ends.
+_GOES_ON = re.compile(r'[^"]*(?:""[^"]*)*')
+_ENDS = re.compile(_GOES_ON.pattern + r'"(?:\t.*)?')
 
 
 class TableError(ValueError):
@@ -115,7 +121,7 @@ def _csv_rows(lines: Iterator[str], dialect: Dialect, lines_before: int = 0) -> 
             raise TableError(f"line {line} is not csv ({reason}); correct the line.") from None
         if row is None:
             return
-        if row and (len(row) > 1 or not row[0].isspace()):
+        if row and last.strip(_BLANKS):  # a field may be a space in quotes, or a blank of Unicode's
             yield lines_before + reader.line_num, row
 
 
@@ -125,6 +131,8 @@ def tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     >>> [*tsv_rows(iter(["text\tlabel\n", '"a ""b"" c"\t1\n', '"a" b\t2\r\n']))]
     [(1, ['text', 'label']), (2, ['a "b" c', '1']), (3, ['"a" b', '2'])]
     """
+    opened = 0  # the line in which a field begins with a quotation mark that is not closed since
+    is_indented = False
     for number, line in enumerate(lines, 1):
         line = line.removesuffix("\n").removesuffix("\r")
         if not line.strip(" "):
@@ -132,6 +140,17 @@ def tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
         if number == 1 and "\r" in line:
             raise TableError("line 1 has a carriage return alone, and would be the whole file; write line ends as \\n.")
         fields = line.split("\t")
+        if opened:
+            is_indented = is_indented or line.startswith("\t")
+            if is_indented and _ENDS.fullmatch(line):
+                raise TableError(
+                    f"line {opened} begins a field in quotation marks that ends in line {number}, and a row of tsv is"
+                    " one line; write the rows as csv or JSON lines."
+                )
+            opened = opened if _GOES_ON.fullmatch(line) else 0
+        if not opened and fields[-1].startswith('"') and _GOES_ON.fullmatch(fields[-1], 1):
+            opened = number
+            is_indented = False
         if len(fields) == 1 and line.startswith('"') and not _WHOLLY_QUOTED.fullmatch(line):
             raise TableError(
                 f"line {number} begins with a quotation mark that is not closed in it, and a row of tsv is one line;"

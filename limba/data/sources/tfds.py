@@ -15,10 +15,12 @@ import google_crc32c
 from limba.config import InputError, reason_of
 from limba.data.sources import remote
 from limba.data.sources.chunk_reader import ChunkReader
-from limba.data.sources.columns import joined
+from limba.data.sources.columns import joined, not_utf8
+from limba.data.sources.failures import RecordError
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.json_documents import TOKENS, are_ids, not_document, stored_name
 from limba.data.sources.listing import Unit
+from limba.data.sources.parquet import as_text
 from limba.data.sources.readers import in_chunks
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.splits import Column, Rewrite
@@ -146,6 +148,10 @@ class TfdsSource(UnitSource):
             parts = self.builder.info.splits[patterns[0]].file_instructions
         except (ValueError, KeyError, AssertionError) as error:
             raise InputError(f"{self.name} has no slice {patterns[0]!r} ({error}); correct the slice.") from error
+        if any(part.take < -1 for part in parts):
+            raise InputError(
+                f"{self.name} has the slice {patterns[0]!r}, which ends before it begins; correct the slice."
+            )
         ends = [part.skip + part.take if part.take >= 0 else part.examples_in_shard for part in parts]  # -1: all
         return [Unit(str(part.filename), part.skip, end) for part, end in zip(parts, ends, strict=True)]
 
@@ -173,12 +179,18 @@ class TfdsSource(UnitSource):
 
     def _file_texts(self, unit: Unit, columns: Sequence[str]) -> Iterator[bytes]:
         features = self.builder.info.features
-        for record in self._file_records(unit):
-            row = features.deserialize_example_np(record)
+        for number, record in enumerate(self._file_records(unit), unit.start):
+            location = f"{unit.path} record {number}"
+            try:
+                row = features.deserialize_example_np(record)
+            except Exception as error:  # protobuf's own error class depends on how it was built
+                raise RecordError(f"{location} is not an example of the data set; load the data set again.") from error
             values = [row[stored_name(name, row)] for name in columns]
             for name, value in zip(columns, values, strict=True):
                 if not isinstance(value, bytes):
                     raise not_document(unit.path, value, name, are_ids(columns))
+                if not are_ids(columns) and not isinstance(as_text(value), str):
+                    raise not_utf8(location, name)
             yield joined(values)
 
     def _file_records(self, unit: Unit) -> Iterator[bytes]:
@@ -193,7 +205,12 @@ class TfdsSource(UnitSource):
                     yield from reader.read(list(range(start, min(start + RECORDS_AT_ONCE, stop))))
             else:
                 with remote.open_file(unit.path, self._policy) as file:
-                    yield from itertools.islice(_tfrecords(file), unit.start, stop)
+                    num_read = unit.start
+                    for record in itertools.islice(_tfrecords(file), unit.start, stop):
+                        yield record
+                        num_read += 1
+                    if num_read < stop:
+                        raise ValueError(f"it ends before record {stop}, which the data set says it has")
         except (OSError, RuntimeError, ValueError) as error:
             raise InputError(f"{unit.path} cannot be read ({reason_of(error)}); load the data set again.") from error
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from limba.data.objectives import derive_lengths, span_corruption, tokenize_docu
 from limba.data.sources import ArrayRecordSource, FileSource, TfdsSource
 from limba.data.sources.array_record import permuted
 from limba.data.sources.splits import PIECE_BYTES
+from limba.data.sources.tfds import _masked
 from limba.data.stream import streams
 from limba.data.tasks import resolve_task, source_of_files
 from limba.data.vocabulary.load import load_vocabulary
@@ -114,6 +116,36 @@ def test_bad_records_are_refused(records, tmp_path, column, files, message):
         ArrayRecordSource(files.format(tmp_path), column=column).check("train")
 
 
+def test_each_kind_of_feature_is_read_as_in_other_formats_or_refused(tmp_path, caplog):
+    path = tmp_path / "c.array_record"
+
+    def of(column, *examples):
+        write_examples(path, examples)
+        source = ArrayRecordSource(str(path), column, validation_percent=NO_VALIDATION)
+        documents = source.documents("train", shuffle=False, num_epochs=1)
+        return [tuple(value.decode() for value in document.values()) for document in documents]
+
+    pair = {"inputs": "q", "targets": "a"}
+    several = [{"text": [b"one", b"two"]}, {"text": []}, {"text": [b" \n"]}, {"text": [b"three"]}]
+    assert of("text", *several) == [("one two",), ("three",)]
+    assert "lists of texts in column 'text'" in caplog.text
+    numbers = [{"q": [b"a"], "a": [1]}, {"q": [b"b"], "a": [3.8]}, {"q": [b"c"], "a": [math.nan]}]
+    assert of(pair, *numbers, {"q": [b"d"], "a": [b"yes"]}) == [("a", "1"), ("b", "3.8"), ("d", "yes")]
+    assert (
+        of("tokens", {"tokens": [5, 6]}) == of("tokens", {"tokens": [b"\5\0\0\0\6\0\0\0"]}) == [("\5\0\0\0\6\0\0\0",)]
+    )
+    for column, example, said in (
+        ("text", {"text": [1]}, "record 1 holds int in column 'text', not text"),
+        ("text", {"text": [b"caf\xe9"]}, "record 1 holds bytes in column 'text' that are not text in UTF-8"),
+        (pair, {"q": [b"a"], "a": [math.inf]}, "record 1 holds float in column 'a', not text"),
+        ("tokens", {"tokens": [1 << 40]}, "record 1 holds a number in column 'tokens' that is not an int32 id"),
+        ("tokens", {"tokens": [b"\1\0\0\0", b"\1\0\0\0"]}, "record 1 holds list in column 'tokens', not ids"),
+    ):
+        good = {"text": [b"a"], "q": [b"a"], "a": [b"b"], "tokens": [1]}
+        with pytest.raises(InputError, match=said):
+            of(column, good, example)
+
+
 def test_long_documents_come_in_pieces_and_whole(tmp_path):
     long = " ".join(f"cuvânt{number}" for number in range(20_000))
     unbroken = "日本語" * 10_000
@@ -195,6 +227,27 @@ def test_tfds_slices_part_the_split(prepared):
     validation_texts = texts(source.documents("validation", num_epochs=1))
     assert Counter(train) + Counter(validation_texts) == Counter(TEXTS) and len(validation_texts) == len(TEXTS) // 10
     assert source.num_bytes("train") > 0
+
+
+def test_a_slice_or_file_of_tfds_that_has_fewer_records_than_it_says_is_refused(tmp_path):
+    folder = prepare(tmp_path, "tfrecord", [{"text": text} for text in TEXTS])
+    with pytest.raises(InputError, match=r"slice 'train\[50:40\]', which ends before it begins"):
+        TfdsSource("documents", {"train": "train[50:40]"}, data_dir=folder).units("train")
+    source = TfdsSource("documents", {"train": "train"}, data_dir=folder, validation_percent=NO_VALIDATION)
+    (path,) = {unit.path for unit in source.units("train")}
+    whole = Path(path).read_bytes()
+    end = 0
+    for _ in range(200):
+        end += 16 + int.from_bytes(whole[end : end + 8], "little")
+    for content in (whole[:end], b""):
+        Path(path).write_bytes(content)
+        with pytest.raises(InputError, match=f"it ends before record {len(TEXTS)}, which"):
+            list(source.texts("train"))
+    garbage = b"\xff\xff\xff garbage"
+    length = len(garbage).to_bytes(8, "little")
+    Path(path).write_bytes(length + _masked(length) + garbage + _masked(garbage))
+    with pytest.raises(InputError, match="record 0 is not an example of the data set"):
+        list(source.texts("train"))
 
 
 def test_tfds_position_is_restored(prepared):

@@ -122,6 +122,9 @@ ODD: dict[str, tuple[str | bytes | Maker, str, list[str] | str]] = {
     "one.json": (json.dumps({"text": PLAIN[0]}, indent=2), "text", PLAIN[:1]),
     "two.json": (2 * json.dumps({"text": PLAIN[0]}, indent=2), "text", "write one object in each line"),
     "cut.json": (json.dumps({"text": PLAIN}, indent=2)[:-20], "text", "line . is not JSON"),
+    "blank.json": ("\n\n" + json.dumps({"text": PLAIN}), "text", PLAIN),
+    "blank_two.json": ("\n\n" + 2 * (json.dumps({"text": PLAIN}) + "\n"), "text", 2 * [" ".join(PLAIN)]),
+    "inner_null.jsonl": ('{"a": null}\n{"a": {"b": "One"}}\n', "a.b", ["One"]),
     "words.json": (json.dumps({"words": [text.split() for text in PLAIN]}), "words[]", PLAIN),
     "split.json": (json.dumps({"train": [{"text": text} for text in PLAIN]}), "train.text", PLAIN),
     "null.json": (json.dumps({"text": [PLAIN[0], None]}), "text", PLAIN[:1]),
@@ -254,6 +257,16 @@ def test_libraries_read_the_same(tmp_path: Path) -> None:
         path = tmp_path / name
         made(path) if callable(made) else path.write_bytes(made.encode())
         assert readers_of[path.suffix](path, separator)[column].tolist() == expected, name
+
+
+def test_only_a_line_without_anything_is_no_row_of_csv(tmp_path: Path) -> None:
+    """The output of a command has a line for each row that pandas sees."""
+    path = tmp_path / "blank.csv"
+    path.write_text('inputs\na\n\u3000\n" "\n\u00a0\n  \n\n""\nb\n')
+    expected = pandas.read_csv(path, keep_default_na=False)["inputs"].tolist()
+    assert [record["inputs"] for record in line_files.records(str(path), ["inputs"])] == expected
+    assert expected == ["a", "\u3000", " ", "\u00a0", "", "b"]
+    assert training(path, "inputs") == ["a", "b"]
 
 
 def test_a_source_of_files_reads_them_too(tmp_path: Path) -> None:

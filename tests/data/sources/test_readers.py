@@ -1,14 +1,19 @@
 """Each document of a file is read once, by exactly one unit, in chunks that do not depend on what was read before."""
 
+import base64
+import bz2
 import gzip
 import json
+import lzma
 import math
 import subprocess
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.parquet
+import pyarrow.parquet.encryption
 import pytest
 import zstandard
 
@@ -17,10 +22,11 @@ from limba.data.sources import FileSource, chunk_reader, json_documents, json_ro
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.failures import UnitError
 from limba.data.sources.remote import PATIENT
+from limba.inference import line_files
 from tests.data.text_files import TEXTS, write
 
 
-def read_all(units: list[listing.Unit], column: str = "text") -> list[str]:
+def read_all(units: list[listing.Unit], column: str | tuple[str, ...] = "text") -> list[str]:
     return [text.decode() for unit in units for chunk in readers.read_chunks(unit, column) for text in chunk]
 
 
@@ -251,6 +257,122 @@ def test_zstandard_of_several_frames_and_long_windows(tmp_path):
         read_all([listing.Unit(str(path))])
 
 
+@pytest.mark.parametrize(("suffix", "module"), [(".xz", lzma), (".bz2", bz2)])
+def test_streams_of_xz_and_bzip2_are_read_to_the_end_or_refused(tmp_path, suffix, module):
+    path = tmp_path / f"c.txt{suffix}"
+    first, second = (
+        module.compress("".join(f"{text}\n" for text in part).encode()) for part in (TEXTS[:100], TEXTS[100:])
+    )
+    for content in (first + second, first + bytes(8) + second + bytes(4), first + bytes(1 << 16) + second):
+        path.write_bytes(content)
+        assert read_all([listing.Unit(str(path))]) == TEXTS
+    large = b"x" * (1 << 23)  # far more than a piece, of a few bytes
+    path.write_bytes(module.compress(large))
+    assert read_all([listing.Unit(str(path))]) == [large.decode()]
+    damaged = bytearray(second)
+    damaged[60:80] = b"U" * 20
+    for content in (first + damaged, first + second[1:], first + second[:-9], first + b"garbage", first[:-9], b""):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=f"c.txt{suffix} cannot be read"):
+            read_all([listing.Unit(str(path))])
+        with pytest.raises(InputError, match=f"c.txt{suffix} cannot be read"):
+            list(line_files.records(str(path), ["text"]))
+    if suffix == ".xz":
+        path.write_bytes(first + bytes(6) + second)
+        with pytest.raises(InputError, match="6 zeros follow an xz stream"):
+            read_all([listing.Unit(str(path))])
+
+
+class NoKeys(pyarrow.parquet.encryption.KmsClient):
+    """Keys are wrapped as they are: what a file says matters here, not its secret."""
+
+    def wrap_key(self, key_bytes, master_key_identifier):
+        return base64.b64encode(key_bytes)
+
+    def unwrap_key(self, wrapped_key, master_key_identifier):
+        return base64.b64decode(wrapped_key)
+
+
+@pytest.mark.parametrize(("encrypted", "is_refused"), [("text", True), ("secret", False)])
+def test_an_encrypted_column_of_parquet_is_refused_and_another_read(tmp_path, encrypted, is_refused):
+    path = tmp_path / "c.parquet"
+    keys = pyarrow.parquet.encryption.CryptoFactory(lambda configuration: NoKeys())
+    properties = keys.file_encryption_properties(
+        pyarrow.parquet.encryption.KmsConnectionConfig(),
+        pyarrow.parquet.encryption.EncryptionConfiguration("k", column_keys={"k2": [encrypted]}, plaintext_footer=True),
+    )
+    table = pyarrow.table({"secret": ["x", "y"], "text": ["a", "b"]})
+    with pyarrow.parquet.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    units = listing.list_units(listing.list_files([str(path)]))
+    if not is_refused:
+        assert read_all(units) == ["a", "b"]
+        return
+    with pytest.raises(UnitError, match="c.parquet, row group 0, cannot be read as parquet .*decrypt"):
+        read_all(units)
+
+
+def test_a_tsv_field_over_several_indented_lines_is_refused(tmp_path):
+    path = tmp_path / "c.tsv"
+    code = pandas.DataFrame({"label": [1, 2], "text": ['def f():\n\tx = "a"\n\treturn x', "plain"]})
+    code.to_csv(path, sep="\t", index=False)
+    for read in (lambda: read_all([listing.Unit(str(path))]), lambda: list(line_files.records(str(path), ["text"]))):
+        with pytest.raises(InputError, match="line 2 begins a field in quotation marks that ends in line 4"):
+            read()
+    # A quotation over several rows is legal, as is an empty first field.
+    rows = ['Il dit :\t"I came', 'et vit."\tand saw."', '\tHe "left"', 'Elle\t"Yes', '\tHe "left".', '\tNo."', 'x\t""']
+    path.write_text("".join(f"{row}\n" for row in ("label\ttext", *rows)))
+    fields = [row.partition("\t")[2] for row in rows]
+    assert read_all([listing.Unit(str(path))]) == fields[:-1]
+
+
+def test_a_number_beside_a_text_is_read_as_it_was_written_in_every_format(tmp_path):
+    pair = {"inputs": "inputs", "targets": "targets"}
+    frame = pandas.DataFrame({"inputs": ["a", "b"], "targets": [3.8, None]}).astype({"targets": "float32"})
+    frame.to_csv(tmp_path / "c.csv", index=False)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pandas(frame), tmp_path / "null.parquet")
+    for name, width in (("nan", pyarrow.float32()), ("half", pyarrow.float16())):
+        values = pyarrow.array(np.array([3.8, math.nan], width.to_pandas_dtype()), width)
+        pyarrow.parquet.write_table(
+            pyarrow.table({"inputs": ["a", "b"], "targets": values}), tmp_path / f"{name}.parquet"
+        )
+    (tmp_path / "c.jsonl").write_text('{"inputs": "a", "targets": 3.8}\n{"inputs": "b", "targets": NaN}\n')
+    for path in sorted(tmp_path.iterdir()):
+        assert read_all([*listing.list_units(listing.list_files([str(path)]))], tuple(pair)) == ["a\x003.8"], path
+        assert next(line_files.records(str(path), tuple(pair)))["targets"] == "3.8"
+    path = tmp_path / "lists.parquet"
+    pyarrow.parquet.write_table(
+        pyarrow.table({"inputs": ["a"], "targets": pyarrow.array([[0.1, 0.0]], pyarrow.list_(pyarrow.float32()))}), path
+    )
+    assert read_all(listing.list_units(listing.list_files([str(path)])), tuple(pair)) == ["a\x000.1 0.0"]
+    path = tmp_path / "infinite.jsonl"
+    path.write_text('{"inputs": "a", "targets": Infinity}\n')
+    with pytest.raises(InputError, match="holds float in column 'targets', not text"):
+        read_all([listing.Unit(str(path))], tuple(pair))
+
+
+def test_files_that_nobody_sees_and_other_spellings_add_no_text(tmp_path, monkeypatch):
+    for name in ("a.txt", ".hid.txt", "._a.txt", "sub/b.txt", ".git/c.txt", "why?.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+
+    def names(*patterns: str) -> list[str]:
+        return [str(Path(file.path).relative_to(tmp_path)) for file in listing.list_files(patterns)]
+
+    assert names(f"{tmp_path}/*.txt") == ["a.txt", "why?.txt"]
+    assert names(f"{tmp_path}/**/*.txt") == ["a.txt", "sub/b.txt", "why?.txt"]
+    assert names(f"{tmp_path}/.*.txt") == ["._a.txt", ".hid.txt"]
+    assert names(f"{tmp_path}/.git/*.txt") == [".git/c.txt"]
+    assert names(f"{tmp_path}/.hid.txt") == [".hid.txt"]
+    for other in ("/", "/./", "/sub/../"):
+        assert len(names(f"{tmp_path}/a.txt", f"{tmp_path}{other}/a.txt")) == 1
+    # Behind a link `..` is another folder.
+    (tmp_path / "far" / "deep").mkdir(parents=True)
+    (tmp_path / "far" / "a.txt").write_text("far\n")
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
+    assert len(names(f"{tmp_path}/a.txt", f"{tmp_path}/link/../a.txt")) == 2
+
+
 def test_csv_keeps_newlines_and_long_fields(tmp_path):
     texts = ["one\ntwo, three", 'a "quoted" word', "x" * 200_000]
     assert read_all([listing.Unit(str(write(tmp_path / "c.csv", texts)))]) == texts
@@ -306,6 +428,7 @@ def test_bad_files_are_named_with_the_place(tmp_path):
     )
     assert "holds list in column 'text', not text" in message("ids.jsonl", b'{"text": [1, 2]}\n')
     assert "'title', 'body'" in message("d.jsonl", b'{"title": "a", "body": "b"}\n')
+    assert "d2.jsonl line 2 has no column 'text'; it has 'id'" in message("d2.jsonl", b'{"text": "a"}\n{"id": 1}\n')
     assert "'title', 'body'" in message("e.csv", b"title,body\na,b\n", "txt")
     assert "int" in message("f.jsonl", b'{"text": 3}\n')
     assert "line 2 has 1 fields" in message("g.csv", b"id,text\n1\n")

@@ -174,6 +174,38 @@ def test_hub_reads_a_local_directory(tmp_path):
     assert 0 < len(parts[1]) < 100
 
 
+@pytest.mark.parametrize(
+    ("name", "says", "content", "expected"),
+    [
+        ("x.csv", "header: null\n  names: [text]", "One\nTwo\n", "header=None"),
+        ("x.csv", "names: [text]", "text\nTwo\n", r"names=\['text'\]"),
+        ("x.csv", "skiprows: 1", "said\ntext\nOne\n", "skiprows=1"),
+        ("x.csv", 'quotechar: "\'"', "text\n'One'\n", "quotechar="),
+        ("x.csv", "encoding: latin-1", "text\nOne\n", "encoding='latin-1'"),
+        ("x.txt", "sample_by: document", "One\nTwo\n", "sample_by='document'"),
+        ("x.json", "field: rows", '{"rows": [{"text": "One"}]}', "field='rows'"),
+        ("x.csv", 'sep: ";"\n  encoding: utf-8\n  header: 0\n  quoting: 1', "id;text\n1;One\n", ["One"]),
+        ("x.tsv", "quoting: 3", 'id\ttext\n1\tOne "two\n', ['One "two']),
+        ("x.txt", "keep_linebreaks: true", "One\n", ["One"]),
+    ],
+)
+def test_a_card_that_has_the_files_read_in_another_way_is_refused(name, says, content, expected, tmp_path):
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {name}\n  {says}\n---\n")
+    (tmp_path / name).write_text(content)
+    source = HubSource(str(tmp_path), validation_percent=NO_VALIDATION)
+    if isinstance(expected, list):
+        assert list(source.texts("train")) == expected
+        return
+    with pytest.raises(InputError, match=f"is read with {expected}.*, as its card says"):
+        source.check("train")
+
+
+def test_a_damaged_archive_of_a_data_set_is_refused(tmp_path):
+    (tmp_path / "x.zip").write_text("PK")
+    with pytest.raises(InputError, match="cannot be opened .*not a zip file"):
+        HubSource(str(tmp_path)).check("train")
+
+
 def test_unknown_hub_name_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be opened"):
         HubSource(str(tmp_path / "absent")).units("train")
