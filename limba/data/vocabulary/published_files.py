@@ -80,8 +80,9 @@ class Files:
             for key, value in {**file_content, **named}.items():
                 is_token = isinstance(value, str) or (isinstance(value, dict) and "content" in value)
                 if key in ROLES or key in named or (key.endswith("_token") and is_token):
-                    is_special = file_content is self.special_tokens_map and isinstance(value, dict)
-                    tokens[key] = {**value, "special": True} if is_special else value
+                    if file_content is self.special_tokens_map and isinstance(value, dict):
+                        value = {**value, "special": True}
+                    tokens[key] = value
         order = [*(role for role in ROLES if role in tokens), *(role for role in tokens if role not in ROLES)]
         return {role: tokens[role] for role in order if tokens[role] is not None}
 
