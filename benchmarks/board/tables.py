@@ -70,8 +70,8 @@ def last(run: Result, figure: str) -> float:
 def steps_to(steps: Sequence[float], losses: Sequence[float], target: float) -> float | None:
     """Returns the step at which the loss first reaches the target, linear between evaluations; None if it never does.
 
-    A target that the first evaluation already reaches gives that evaluation's step, the most it can be; so does one
-    behind a loss that is not finite.
+    A target that the first evaluation already reaches gives that evaluation's step, the most it can be; so does a
+    target first reached after a loss that is not finite.
 
     >>> steps_to([100, 200, 300], [5.0, 4.0, 3.0], 3.5), steps_to([100, 200], [5.0, math.nan], 3.5)
     (250.0, None)

@@ -123,10 +123,11 @@ def _documents(files: list[str]) -> Iterator[tuple[str, str]]:
     for path in files:
         with open(path, "rb") as file:
             for offset, row in json_records(Unit(path), file):
-                text = row.get("text") if isinstance(row, dict) else None
-                if not isinstance(row, dict) or not isinstance(text, str):
+                fields = row if isinstance(row, dict) else {}
+                text = fields.get("text")
+                if not isinstance(text, str):
                     raise InputError(f'{path} {line_at(path, offset)} has no text; write one {{"text": "…"}} a line.')
-                author = row.get("author")
+                author = fields.get("author")
                 yield text.encode(errors="replace").decode(), "" if author is None else str(author)
 
 

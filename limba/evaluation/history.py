@@ -72,7 +72,7 @@ class Table:
         self._steps.append(step)
         self._records.append(record)
 
-    def begins_before(self, step: int) -> bool:
+    def begins_by(self, step: int) -> bool:
         """Returns whether the first record is of this step or an earlier one."""
         return bool(self._steps) and self._steps[0] <= step
 
@@ -183,8 +183,9 @@ class History:
     def first_step(self) -> int:
         """The step that the run itself began at: not 0 in a branch, and after an import that keeps its step."""
         starts = [note["step"] for note in self.notes if note["kind"] == "start"]
-        # A start behind the first line is a resume, and the record of the first start was damaged.
-        return min((step for step in starts if not self.tables["train"].begins_before(step)), default=0)
+        # A start at the first line, or behind it, is a resume: the record of the first start was damaged.
+        before_lines = [step for step in starts if not self.tables["train"].begins_by(step)]
+        return min(before_lines, default=0)
 
     def steps_per_line(self) -> np.ndarray:
         """Returns how many steps the run has taken up to each logged line since the one before, float64."""

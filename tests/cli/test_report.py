@@ -22,6 +22,7 @@ from playwright.sync_api import Error, Page
 
 from limba.cli import flags, main
 from limba.evaluation.run_directory import RunDirectory
+from limba.tools.pages import report
 from limba.tools.pages.page.page import MARK, MOST_BYTES
 from limba.tools.pages.page.runs import Run
 from limba.tools.pages.page.server import ReportServer
@@ -203,7 +204,36 @@ def test_the_printed_address_is_answered(token: str, tmp_path: Path) -> None:
         assert asked(server, "/?token=x")[0] == 403
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1"])
+def test_a_configuration_of_flags_is_kept_when_the_run_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(tmp_path)
+    served = list[Run]()
+    monkeypatch.setattr(report, "_serve", lambda runs, *_: served.extend(runs))
+    names = {"CORPUS": "'a.txt'", "VOCABULARY": "'byte'", "VOCAB_SIZE": "384", "TRAIN_STEPS": "700"}
+    gin = [f"--gin.{name}={value}" for name, value in names.items()]
+    assert main.main(["report", "--serve", "--gin_file=gin/demo.gin", *gin, f"--gin.MODEL_DIR='{run}'"]) == 0
+    assert main.main(["report", "--serve", str(run)]) == 0
+    append(run, {"kind": "start", "step": 300}, train_record(310))
+    (run / "config.json").write_text((run / "config.json").read_text().replace("300", "600"))
+    assert [each.update() for each in served] == [True, True]
+    assert [each.config.train_steps for each in served] == [700, 600]
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", pytest.param("::", marks=needs_ipv6), pytest.param("::1", marks=needs_ipv6)]
+)
 def test_an_address_that_others_can_open_is_printed(host: str, tmp_path: Path) -> None:
     with ReportServer(host, 0, opened(recorded(tmp_path)), "secret") as server:
         name = "[::1]" if host == "::1" else socket.gethostname()
@@ -395,6 +425,25 @@ def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, tmp
         assert not browser.faults(page) and not errors and not requests
         if "LIMBA_SCREENSHOTS" in os.environ:
             page.screenshot(path=Path(os.environ["LIMBA_SCREENSHOTS"], f"report_{scheme}.png"), full_page=True)
+
+
+@pytest.mark.night
+def test_events_before_a_branch_stand_where_it_begins(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    start = {"kind": "start", "step": 40, "flops_per_step": 1e12, "environment": {}}
+    (run / "metrics.jsonl").write_text("")
+    append(run, start, train_record(45), train_record(50))
+    (run / "skipped_batches.jsonl").write_text(json.dumps({"batch": 30, "reason": "x", "rows": []}) + "\n")
+    assert main.main(["report", str(run)]) == 0
+    errors = list[str]()
+    with browser.browser() as chromium:
+        page = opened_page(chromium, f"file://{run}/report.html", errors)
+        page.get_by_role("combobox", name="Over").select_option("flop")
+        page.wait_for_timeout(300)
+        drawn = "window.limba.plots.{}.document.get_model_by_name('{}/0').data.x"
+        assert page.evaluate(drawn.format("events", "events")) == [0, 0]
+        assert page.evaluate(drawn.format("loss", "loss")) == pytest.approx([5, 10])
+        assert not errors
 
 
 @pytest.mark.slow

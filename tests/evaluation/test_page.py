@@ -236,6 +236,22 @@ def test_a_branch_counts_the_steps_that_it_took_itself(tmp_path: Path) -> None:
     assert read.history.first_step == 0
 
 
+@pytest.mark.parametrize("steps", [(), (45, 50)])
+def test_a_branch_has_the_events_before_its_first_step(steps: tuple[int, ...], tmp_path: Path) -> None:
+    # A branch has its run's ledger; until its first line there are events of other steps alone.
+    run = recorded(tmp_path)
+    (run / "metrics.jsonl").write_text("")
+    append(run, started(40, "8 x TPU v4"), *(train_record(step) for step in steps))
+    (run / "skipped_batches.jsonl").write_text(json.dumps({"batch": 30, "reason": "x", "rows": []}) + "\n")
+    (read,) = opened(run)
+    data = content_of([read]).data
+    json.dumps(data, allow_nan=False)  # no browser reads NaN
+    (line,) = data["charts"]["events"]
+    assert numbers(line["columns"]["step"]).tolist() == [30, 40]
+    assert (line["first"], line["flop"] * charts.flop_unit([read])[0]) == (40, 1e12)
+    assert read.at([30, 40, 41])["flop"].tolist() == [0.0, 0.0, 1e12]
+
+
 def test_hours_are_priced_by_the_devices_of_their_start(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     (run / "metrics.jsonl").write_text("")
@@ -385,6 +401,21 @@ def test_examples_are_of_the_steps_that_the_run_has_recorded(tmp_path: Path) -> 
     assert shown_examples(read) == {"ro_en": [(100, "at 100"), (200, "at 2OO")]}
 
 
+@pytest.mark.parametrize("mixed", [(), ("wmt", "wmt-14-ende")])
+def test_a_task_may_be_called_as_a_command_names_its_files(mixed: tuple[str, ...], tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    tasks = mixed or ("wmt-14-ende",)
+    for task in tasks:
+        evaluated(run, f"{task}-2", "of the run")
+        evaluated(run, f"{task}-2-test-2", "of a command")
+    append(run, {"kind": "text", "step": 2, **{f"{task}/bleu" if mixed else "bleu": 1.0 for task in tasks}})
+    (read,) = opened(run)
+    if not mixed:  # the configuration names it
+        data = dataclasses.replace(read.config.data, mixture_or_task_name="wmt-14-ende")
+        read.config = dataclasses.replace(read.config, data=data)
+    assert shown_examples(read) == {task: [(2, "of the run")] for task in tasks}
+
+
 def test_a_run_that_starts_again_has_its_new_configuration(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     (read,) = opened(run)
@@ -461,6 +492,7 @@ def test_the_structure_changes_only_with_what_is_drawn(tmp_path: Path) -> None:
         {"kind": "row_lengths", "rows": {"inputs": "many"}}, {"kind": "row_lengths", "rows": [1]},
         {"kind": "samples", "texts": "one"}, {"kind": "samples", "texts": {"a": 5, "b": [None]}},
         {"kind": "start", "inputs_length": None, "flops_per_step": "9", "environment": [1], "parameters": {}},
+        {"kind": "start", "flops_per_step": float("nan"), "environment": {}},
         {"kind": "end", "reason": {"a": 1}}, {"kind": "event"}, {"kind": "of a newer version", "x": {}},
         {"kind": "train", "loss": float("nan"), "accuracy": float("inf"), "epochs/<b>": -1.5, "epochs/ă|": 1},
         {"kind": "validation"}, {"kind": "text", "chrf": "high"}, {"kind": "saved", "time": 5},

@@ -103,7 +103,8 @@ def _runs(flags: argparse.Namespace) -> list[Run]:
         directories.append(directory)
         configs.append(_config(name, directory))
     labels = _labels([config.model_dir for config in configs])
-    return [Run(*parts) for parts in zip(labels, directories, configs, strict=True)]
+    keeps_config = bool(flags.gin_file)
+    return [Run(*parts, keeps_config) for parts in zip(labels, directories, configs, strict=True)]
 
 
 def _config(name: str, directory: RunDirectory) -> RunConfig:

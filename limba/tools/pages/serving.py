@@ -26,8 +26,9 @@ from limba.api import Parser
 from limba.config import InputError, reason_of
 
 HERE = "127.0.0.1"
-ALL_ADDRESSES = ("0.0.0.0", "::")  # which are listened on, and which no browser can open
-# What an error of a host has, and one of a port has not: it is the address of another machine, or of another family.
+NAMES = (HERE, "localhost")  # of a page without a token
+ALL_ADDRESSES = ("0.0.0.0", "::")  # listened on at every address; other machines cannot open them
+# Errors that blame the host, not the port: it is the address of another machine, or of another family.
 HOST_ERRORS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 FIRST_PORT = 8000  # of those that are tried if no port is given
 PORTS = 20
@@ -62,7 +63,6 @@ class PageServer(http.server.ThreadingHTTPServer):
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), handler)
-        self.names = {HERE, "localhost", host.lower()}
 
     @property
     def address(self) -> str:
@@ -167,7 +167,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
             token = self.headers.get("X-Token") or query.get("token", [""])[0]
             if not hmac.compare_digest(token.encode(), server.token.encode()):  # in the same time for any token
                 raise RefusedError(http.HTTPStatus.FORBIDDEN, "Open the address that the command has printed, whole.")
-        elif _name_in(self.headers.get("Host", "")) not in server.names:
+        elif _name_in(self.headers.get("Host", "")) not in NAMES:
             raise RefusedError(http.HTTPStatus.FORBIDDEN, f"Open {server.address}: this is not its name.")
 
     def asked(self) -> dict[str, object]:

@@ -34,6 +34,7 @@ class Line(NamedTuple):
     is_marked: bool = False  # drawn as points: an evaluation here and there
     texts: Sequence[str] = ()  # of each point, where it is an event
     first_step: int = 0  # of its run, whose FLOPs are counted from there
+    flops_per_step: float = 0.0  # of its run; 0.0 if they are not known
 
 
 class Chart(NamedTuple):
@@ -256,7 +257,9 @@ def _timeline(runs: Sequence[Run]) -> Chart:
         kinds_seen |= {event.kind for event in events}
         columns = run.at([event.step for event in events])
         texts = [f"{event.kind}|{event.sentence}" for event in events]
-        lines.append(Line(_named(runs, run, "events"), number, columns, True, texts, run.history.first_step))
+        flops = run.flops_per_step() or 0.0
+        first_step = run.history.first_step
+        lines.append(Line(_named(runs, run, "events"), number, columns, True, texts, first_step, flops))
     rows = [kind for kind in reversed(KINDS) if kind in kinds_seen]  # the y axis goes up, and the first kind is on top
     return Chart("events", "Loss", "Events", "", lines, "events", rows)
 
@@ -266,8 +269,9 @@ def _line(
 ) -> Line:
     points = keep_extremes(values, most_points)
     columns = {name: axis[points] for name, axis in run.axes(kind).items()}
-    first_step = run.history.first_step
-    return Line(label, style, {**columns, "y": values[points]}, is_marked, first_step=first_step)
+    columns["y"] = values[points]
+    flops = run.flops_per_step() or 0.0
+    return Line(label, style, columns, is_marked, first_step=run.history.first_step, flops_per_step=flops)
 
 
 def _named(runs: Sequence[Run], run: Run, label: str) -> str:
@@ -309,13 +313,13 @@ def top_of(values: np.ndarray) -> float | None:
 def data_of(chart: Chart, unit: float) -> list[dict[str, object]]:
     """Returns each line as the page's script reads it: its columns, and as `flop` the FLOPs of a step in `unit`.
 
-    A line's FLOPs grow by the same number at each step after `first`, so they need no column.
+    A line's FLOPs are 0 up to `first` and grow by the same number at each later step, so they need no column.
     """
     return [
         {
             "label": line.label,
             "columns": {name: packed(values) for name, values in line.columns.items() if name != "flop"},
-            "flop": _flops_of_a_step(line) / unit,
+            "flop": line.flops_per_step / unit,
             "first": line.first_step,
             "texts": list(line.texts),
             "top": chart.top,
@@ -331,14 +335,6 @@ def packed(values: np.ndarray) -> str:
     with np.errstate(over="ignore"):
         small = numbers.astype("<f4")
     return base64.b64encode(np.where(np.isfinite(small), small, np.float32("nan")).astype("<f4").tobytes()).decode()
-
-
-def _flops_of_a_step(line: Line) -> float:
-    steps = line.columns.get("step")
-    flops = line.columns.get("flop")
-    if steps is None or flops is None or not flops.any():
-        return 0.0
-    return float(flops.max() / (steps.max() - line.first_step))
 
 
 def known_axes(charts: Sequence[Chart]) -> list[str]:

@@ -18,7 +18,7 @@
     if (!decoded.has(line)) {
       const found = {};
       for (const [name, text] of Object.entries(line.columns)) found[name] = numbers(text);
-      if (line.flop) found.flop = Array.from(found.step, (step) => (step - line.first) * line.flop);
+      if (line.flop) found.flop = Array.from(found.step, (step) => Math.max(step - line.first, 0) * line.flop);
       decoded.set(line, found);
     }
     return decoded.get(line);

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,24 @@ from limba.config import InputError, RunConfig, reason_of, untrusted_files
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
 EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl", re.ASCII)  # of model_dir/evaluations
-OF_COMMAND = re.compile(r".+-\d+-.+", re.ASCII)  # `limba evaluate` writes <task>-<step>-<split>-2.jsonl
+STEP_INSIDE = re.compile(r"-\d+(?=-)", re.ASCII)  # of a name: `limba evaluate` writes <task>-<step>-<split>-2.jsonl
 MOST_EVALUATED = 24  # evaluations whose texts are read
 MOST_EXAMPLES = 4  # of an evaluation
 EXAMPLE_FIELDS = ("input", "target", "prediction")  # by which it differs from the file's line of figures
 
 
 class Run:
-    """A run's directory; `name` is what the page calls it. `update` looks at it again."""
+    """A run's directory; `name` is what the page calls it. `update` looks at it again.
 
-    def __init__(self, name: str, run_directory: RunDirectory, config: RunConfig):
+    With `keeps_config` the configuration is one that somebody gave, and is never read from the directory.
+    """
+
+    def __init__(self, name: str, run_directory: RunDirectory, config: RunConfig, keeps_config: bool = False):
         self.name = name
         self.run_directory = run_directory
         self.directory = run_directory.path
         self.config = config
+        self._keeps_config = keeps_config
         self.history = run_directory.history
         self.holder = ""  # who trains it, in words
         self.standing: Standing | None = None  # None while it trains
@@ -58,7 +63,8 @@ class Run:
     def _update_config(self) -> None:
         """Reads the configuration again where the run has started again, maybe with another one."""
         num_starts = sum(note["kind"] == "start" for note in self.history.notes)
-        if self._num_starts is not None and num_starts != self._num_starts:
+        has_restarted = self._num_starts is not None and num_starts != self._num_starts
+        if has_restarted and not self._keeps_config:
             self.config = self.run_directory.run() or self.config
         self._num_starts = num_starts
 
@@ -72,7 +78,10 @@ class Run:
         return self.at(self.history.tables[kind].steps)
 
     def at(self, steps: Sequence[float] | np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the AXES at any steps, between two logged lines by interpolation; all but the steps are its own."""
+        """Returns the AXES at any steps, between two logged lines by interpolation; all but the steps are its own.
+
+        They are 0 before the run's first step, where a branch has events of the run that it comes from.
+        """
         axes = {"step": np.asarray(steps, np.float64)}
         first = self.history.first_step
         if len(self.train):
@@ -80,7 +89,7 @@ class Run:
                 axes[name] = np.interp(axes["step"], [first, *self.train.steps], [0.0, *totals])
         flops = self.flops_per_step()
         if flops is not None:
-            axes["flop"] = (axes["step"] - first) * flops
+            axes["flop"] = np.maximum(axes["step"] - first, 0.0) * flops
         return axes
 
     def _totals(self) -> dict[str, np.ndarray]:
@@ -131,8 +140,9 @@ class Run:
 
     def flops_per_step(self) -> float | None:
         """Returns the FLOPs of a step, as MFU counts them; None if the rows' lengths are not known."""
-        if isinstance(self.history.start.get("flops_per_step"), float):
-            return self.history.start["flops_per_step"]
+        recorded = self.history.start.get("flops_per_step")
+        if isinstance(recorded, float) and 0 < recorded < math.inf:
+            return recorded
         lengths = self.lengths()
         if lengths is None:
             return None
@@ -159,14 +169,25 @@ class Run:
         files: dict[str, dict[int, epath.Path]] = {}
         for path in sorted(folder.iterdir(), key=str):
             match = EVALUATED.fullmatch(path.name)
-            if match and int(match["step"]) in recorded and not OF_COMMAND.fullmatch(match["task"]):
+            if match:
                 files.setdefault(match["task"], {})[int(match["step"])] = path
+        known = self._tasks()
+        known |= {name for name in files if not STEP_INSIDE.search(name)}  # a mixture's only task with metrics
         examples: dict[str, dict[int, list[dict[str, str]]]] = {}
         for task, by_step in files.items():
-            steps = sorted(by_step)
+            steps = sorted(recorded & by_step.keys())
+            if not steps or _is_of_command(task, known):
+                continue
             shown = [steps[i] for i in evenly(len(steps), MOST_EVALUATED)]
             examples[task] = {step: self._examples_in(by_step[step]) for step in shown}
         return examples
+
+    def _tasks(self) -> set[str]:
+        """Returns the names of tasks and mixtures in the configuration, and in the columns of metrics of texts."""
+        names = {self.config.data.mixture_or_task_name}
+        names |= {stage[1] for stage in self.config.data.stages}
+        names |= {column.partition("/")[0] for column in self.history.tables["text"].names if "/" in column}
+        return names
 
     def _examples_in(self, path: epath.Path) -> list[dict[str, str]]:
         try:
@@ -216,6 +237,19 @@ class Run:
                 continue  # a line of another kind
             documents.setdefault(entry["batch"], {}).update(dict.fromkeys(names))
         return {batch: list(names) for batch, names in documents.items()}
+
+
+def _is_of_command(name: str, tasks: Collection[str]) -> bool:
+    """Returns whether `<name>-2.jsonl` is the second file of `limba evaluate` for a split of one of these tasks.
+
+    >>> _is_of_command("ro-2024-300-test", ["ro-2024"]), _is_of_command("wmt-14-ende", ["ro"])
+    (True, False)
+    >>> _is_of_command("wmt-14-ende", ["wmt", "wmt-14-ende"])
+    False
+    """
+    if name in tasks:
+        return False
+    return any(name[: step.start()] in tasks for step in STEP_INSIDE.finditer(name))
 
 
 def _records(path: epath.Path, *names: str) -> Iterator[dict[str, Any]]:
