@@ -38,7 +38,7 @@ done
 # The same name or pattern is another text in another folder. A data set of the hub, such as user/name, is the same
 # everywhere, and a list or a dict of gin stays as it is typed.
 case ${CORPUS:-} in
-  '' | /* | *://* | [\[\(\{\'\"]*) ;;
+  '' | /* | \~* | *://* | [\[\(\{\'\"]*) ;;
   *) if [[ $CORPUS == *[*?[]* ]] || compgen -G "$CORPUS" >/dev/null; then CORPUS=$PWD/$CORPUS; fi ;;
 esac
 name=demo
@@ -51,7 +51,9 @@ case $directory in
 esac
 shown=${directory#"$PWD"/} # as it is typed here
 text=$directory/logs/text.txt # the CORPUS that this demo learns from
-if [ -f "$text" ] && [ "$(cat "$text")" != "${CORPUS:-}" ]; then
+learned='' # nothing yet, as where CORPUS was mistyped
+if [ -e "$directory/vocabulary.model" ] || [ -n "$(ls -A "$directory/checkpoints" 2>/dev/null)" ]; then learned=yes; fi
+if [ -f "$text" ] && [ -n "$learned" ] && [ "$(cat "$text")" != "${CORPUS:-}" ]; then
   was=$(cat "$text")
   fail "$shown learned from ${was:-"Python's documentation"}, and not from ${CORPUS:-"Python's documentation"}; \
 give another folder by MODEL_DIR, or that text again."

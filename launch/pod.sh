@@ -109,19 +109,26 @@ remake() { remove; request; await; }
 # when watch resumes a run it is the run's own commit, whatever is checked out by now.
 find_commit() {
   local shallow above file
-  above=$(git -C "$root" rev-parse --show-prefix 2>/dev/null) && [ -z "$above" ] ||
-    fail "$root is not a clone, such as of an archive; the workers get a commit, so use a clone made by git."
+  above=$(LC_ALL=C git -C "$root" rev-parse --show-prefix 2>"$folder/errors") ||
+    grep -q "not a git repository" "$folder/errors" ||
+    fail "git cannot read $root: $(tr -s '\n\t' ' ' <"$folder/errors")"
+  [ -z "$above" ] && [ ! -s "$folder/errors" ] ||
+    fail "$root has no git history (an unpacked archive?); the workers get a commit, so use a clone made by git."
   shallow=$(git -C "$root" rev-parse --is-shallow-repository)
   [ "$shallow" != true ] || fail "this clone is shallow, and the workers need its history; run git fetch --unshallow."
-  if [ "$action" = resume ] && [ -n "$run_commit" ]; then
+  if [ "$action" != setup ] && [ "$action" != run ] && [ -n "$run_commit" ]; then
     commit=$run_commit
     git -C "$root" cat-file -e "$commit^{commit}" 2>/dev/null ||
       fail "the run of $name has commit ${commit:0:12}, which this clone does not have; fetch it, or start the run anew."
     return
   fi
-  file=$(git -C "$root" status --porcelain --untracked-files=all | sed -n '1s/^...//p')
+  # Of new files only those are asked for that a run may need: a corpus or a model may lie elsewhere.
+  file=$({
+    git -C "$root" status --porcelain --untracked-files=no
+    git -C "$root" status --porcelain --untracked-files=all -- gin tasks limba launch convert
+  } | sed -n '1s/^...//p')
   [ -z "$file" ] || fail "$file is not committed, and the workers get a commit; commit it (git status shows all such \
-files), or have .gitignore leave it out."
+files), or name a new file that no run needs in .git/info/exclude."
   commit=$(git -C "$root" rev-parse HEAD)
 }
 
@@ -139,9 +146,8 @@ setup() {
   # watch sets up a pod that is made again with the same, but for the token, which no file here holds.
   if [ -n "${HF_TOKEN:-}" ]; then token=yes; fi
   if [ -z "$dry" ]; then
-    # A bundle is of names. Under this one the commit also stays when the branch is rewritten, and git gc runs.
-    git -C "$root" update-ref "refs/limba/$name" "$commit"
-    git -C "$root" bundle create -q "$folder/limba.bundle" "refs/limba/$name"
+    git -C "$root" update-ref "refs/limba-setup/$name" "$commit" # a bundle is of names
+    git -C "$root" bundle create -q "$folder/limba.bundle" "refs/limba-setup/$name"
   fi
   on_workers "$SETUP_SECONDS" scp_to "$folder/limba.bundle"
   report >/dev/null || advise "the files were not copied to all workers of $name"
@@ -153,7 +159,7 @@ setup() {
     if [ -f limba/launch/pod_worker.sh ]; then
     code=0; said=\$(bash limba/launch/pod_worker.sh check) || code=\$?
     if [ \$code -eq 4 ]; then echo \"\$said\"; exit 4; fi; fi
-    mkdir -p limba; cd limba; git init -q; git fetch -q ../limba.bundle refs/limba/$name
+    mkdir -p limba; cd limba; git init -q; git fetch -q ../limba.bundle refs/limba-setup/$name
     git checkout -q --detach $commit
     git diff --quiet HEAD || { echo 'files in ~/limba were changed by hand; undo that' >&2; exit 2; }
     env$with bash launch/setup.sh ${ACCELERATOR:-tpu} </dev/null; echo ready, commit ${commit:0:12}" "${HF_TOKEN:-}"
@@ -166,8 +172,13 @@ run() {
   find_commit
   if [ ${#words[@]} -gt 0 ]; then
     [ -f "$root/${words[0]}" ] || fail "there is no ${words[0]} here; give a gin file or a script of this checkout."
-    git -C "$root" cat-file -e "$commit:${words[0]}" 2>/dev/null ||
-      fail "git ignores ${words[0]}, so the workers do not get it; add it by git add --force, and commit it."
+    for word in "${words[@]}"; do
+      word=${word#--gin_file=}
+      if [ -f "$root/$word" ]; then
+        git --literal-pathspecs -C "$root" ls-files --error-unmatch -- "$word" >/dev/null 2>&1 ||
+          fail "$word is not in git, so the workers do not get it; add it by git add --force, and commit it."
+      fi
+    done
     case ${words[0]} in *.sh) ;; *) words=(launch/pretrain.sh "${words[@]}") ;; esac
     command=(env ACCELERATOR="${ACCELERATOR:-tpu}" ${variables[@]+"${variables[@]}"} bash "${words[@]}")
   elif [ ${#variables[@]} -gt 0 ]; then
@@ -191,6 +202,8 @@ run() {
 bash launch/pod.sh setup $name takes it there." ;;
   esac
   run_commit=$commit
+  # By this name the commit of the run stays when the branch is rewritten, another one is set up, and git gc runs.
+  [ -n "$dry" ] || git -C "$root" update-ref "refs/limba-run/$name" "$commit"
   save
   on_workers "$RUN_SECONDS" ssh_to "bash limba/launch/pod_worker.sh start$(printf ' %q' "${command[@]}")"
   report || {
@@ -252,7 +265,8 @@ delete() {
   trap 'end_tree $$; rm -rf "$folder"' EXIT
   if [ -z "$dry" ]; then
     rm -f "$record" "$record.deleted"
-    git -C "$root" update-ref -d "refs/limba/$name" 2>/dev/null || true
+    git -C "$root" update-ref -d "refs/limba-setup/$name" 2>/dev/null || true
+    git -C "$root" update-ref -d "refs/limba-run/$name" 2>/dev/null || true
   fi
   say "deleted; what is in buckets stays"
 }
@@ -282,12 +296,13 @@ look() {
       else if (again) print "again"; else print done ? "ended 0" : "waiting" }'
 }
 watch() {
-  local left=$tries now last='' stays="the pod stays, and costs, until: bash launch/pod.sh delete $name"
+  local left=$tries commit now last='' stays="the pod stays, and costs, until: bash launch/pod.sh delete $name"
   [ ${#command[@]} -gt 0 ] || fail "nothing was started on $name from here; bash launch/pod.sh run $name GIN_FILE …"
   if [ -n "$token" ] && [ -z "${HF_TOKEN+set}" ]; then
     fail "$name was set up with HF_TOKEN, and needs it when it is made again; write HF_TOKEN=… bash launch/pod.sh watch \
 $name, or HF_TOKEN= if the run needs none."
   fi
+  find_commit # before a pod is made that could not be set up
   while true; do
     now=$(look)
     if [ "$now" != "$last" ]; then say "$(date '+%F %T') $now"; last=$now; fi

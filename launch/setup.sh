@@ -64,7 +64,7 @@ if [ -n "${VENV:-}" ]; then
   if [ ! "$VENV" -ef "$root/.venv" ]; then venv=$VENV; fi
 fi
 stamps=$venv/.limba
-former=$venv.old # the environment that worked, until another one stands in its place
+former=$venv.limba-former # the environment that worked, until another one stands in its place
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/limba
 lean=${LEAN:-0} base=$root/requirements/lock-cpu.txt
 if [ -z "${LEAN:-}" ] && { [ -f "$stamps/lean" ] || [ -f "$former/.limba/lean" ]; }; then lean=1; fi
@@ -76,43 +76,78 @@ if [ "$lean" != 0 ]; then
   if [ ${#pythons[@]} -gt 1 ]; then pythons+=(3.14) versions='3.11, 3.12, 3.13 or 3.14'; fi # TensorFlow has no wheel
 fi
 
-# Ends where a program runs in this environment: a run imports some packages late, and they must not change below it. It
-# is seen by its command, as of a supervisor that is about to start it again, or by the libraries that it has loaded;
-# not on other machines, which may share the folder.
-refuse_if_used() {
-  local place commands=() libraries=() process words instead=''
+# Prints the number and the command of a program that runs in this environment; fails where there is none. It is seen by
+# its command, as of a supervisor that is about to start it again, or by the libraries that it has loaded; not on other
+# machines, which may share the folder.
+find_user() {
+  local place commands=() libraries=() process words
   for place in "$venv" "$(readlink -m "$venv")" "$root/.venv"; do
     commands+=("$place/bin/python" "$place/bin/python3" "$place/bin/limba")
     libraries+=("$place/lib/")
   done
-  # The patterns come through a pipe: grep would find them in its own command.
-  # shellcheck disable=SC2062  # and so none is among its arguments
-  process=$({
+  # The patterns come through a pipe, since grep would find its own command if they were among its arguments.
+  # shellcheck disable=SC2062
+  for process in $({
     printf '%s\n' "${commands[@]}" | grep -lzxF --file=- /proc/[0-9]*/cmdline
     printf '%s\n' "${libraries[@]}" | grep -lF --file=- /proc/[0-9]*/maps
-  } 2>/dev/null | sed -n '1s|^/proc/\([0-9]*\)/.*|\1|p') || true
-  if [ -z "$process" ]; then return; fi
-  words=$(tr '\0' ' ' 2>/dev/null <"/proc/$process/cmdline") || return 0 # it has just ended
+  } 2>/dev/null | sed -n 's|^/proc/\([0-9]*\)/.*|\1|p'); do
+    words=$(tr '\0' ' ' 2>/dev/null <"/proc/$process/cmdline") || continue # it has just ended
+    if [ -n "$words" ]; then
+      echo "$process (${words:0:100}…)"
+      return
+    fi
+  done
+  return 1
+}
+
+# Ends where a program uses this environment: a run imports some packages late, and they must not change meanwhile.
+refuse_if_used() {
+  local user instead=''
+  find_user >/dev/null || return 0
+  sleep 1 # a program that ends at once is no reason, such as the Python by which another script looks at its versions
+  user=$(find_user) || return 0
   if [ -z "$remove" ]; then instead=", or use the environment as it is by SETUP=no, where a script takes that"; fi
-  fail "process $process (${words:0:100}…) runs in $venv, which would be made again or removed; wait for its end$instead."
+  fail "process $user runs in $venv, which would be made again or removed; wait for its end$instead."
+}
+
+# Whether this script did not make what stands there.
+is_foreign() { [ -e "$1" ] && [ ! -d "$1/.limba" ] && [ -n "$(ls -A "$1")" ]; }
+
+# Removes an environment that this script made, and can be interrupted: its stamps go first, since what is half removed
+# must not count as right, and their folder goes last, so that the rest is still known to be ours.
+discard() {
+  local path
+  rm -f "$1/.limba/"*
+  for path in "$1/"* "$1/".[!.]*; do
+    if [ "$path" != "$1/.limba" ]; then rm -rf "$path"; fi
+  done
+  rm -rf "$1"
 }
 
 # Puts the environment that worked back, where another one was begun in its place and not finished.
 bring_back() {
-  if [ ! -f "$former/.limba/core" ]; then return; fi
-  rm -rf "$venv"
+  if [ ! -f "$former/.limba/core" ] || is_foreign "$venv"; then return; fi
+  discard "$venv"
   mv "$former" "$venv"
 }
-forget_former() { rm -rf "$former/.limba" "$former"; } # what is half removed must not count as one that worked
+forget_former() {
+  if [ -e "$former" ] && ! is_foreign "$former"; then discard "$former"; fi
+}
 
 # Removes what this script made and what the commands keep beside it; a folder that it did not make is left.
 remove_all() {
   local path
-  if [ -e "$venv" ] && [ ! -d "$stamps" ]; then
+  if is_foreign "$venv"; then
     fail "$venv exists and launch/setup.sh did not make it, so it is not removed; remove it yourself."
   fi
   refuse_if_used
-  for path in "$venv" "$former" "$root/.venv" "$cache" "$root/.venv.lock"; do
+  for path in "$venv" "$former"; do
+    if [ -e "$path" ] && ! is_foreign "$path"; then
+      discard "$path"
+      say "removed $path"
+    fi
+  done
+  for path in "$root/.venv" "$cache" "$root/.venv.lock"; do
     if [ -e "$path" ] || [ -L "$path" ]; then
       rm -rf "$path"
       say "removed $path"
@@ -258,20 +293,20 @@ install_lock() {
 }
 
 make_core() {
-  local python kept
+  local python kept path
   refuse_if_used
   if kept=$(version_of "$venv/bin/python"); then pythons=("$kept" "${pythons[@]}"); fi # and so its version of jax
   python=$(find_python)
-  if [ -e "$venv" ] && [ ! -d "$stamps" ] && [ -n "$(ls -A "$venv")" ]; then
-    fail "$venv exists and launch/setup.sh did not make it; move it away."
-  fi
+  for path in "$venv" "$former"; do
+    if is_foreign "$path"; then fail "$path exists and launch/setup.sh did not make it; move it away."; fi
+  done
   mkdir -p "$(dirname "$venv")" || fail "$venv cannot be made; give another folder by VENV=DIR, or delete the link .venv."
   if [ -f "$stamps/core" ]; then
     trap bring_back EXIT
-    rm -rf "$former"
+    forget_former
     mv "$venv" "$former"
   fi
-  rm -rf "$venv"
+  discard "$venv"
   mkdir -p "$stamps" # first, so that an unfinished .venv is recognized
   say "making $venv with Python $(version_of "$python")"
   "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; set PYTHON to another."
@@ -343,7 +378,7 @@ wants_another_python() {
 
 all_right() {
   local part
-  if wants_another_python || [ ! "$venv" -ef "$root/.venv" ] || [ -d "$former" ]; then return 1; fi
+  if wants_another_python || [ ! "$venv" -ef "$root/.venv" ] || [ -d "$former/.limba" ]; then return 1; fi
   for part in core limba ${parts[@]+"${parts[@]}"}; do is_right "$part" || return 1; done
 }
 

@@ -212,14 +212,15 @@ def _sums_forward(
 
 
 def _enlargement(weights: Float[Array, "B Q"]) -> Float[Array, ""]:
-    """Returns a power of two that makes the largest weight 1 to 2.
+    """Returns a power of two that makes the largest weight 256 to 512.
 
     A float16 loss is scaled only after the chunks have computed its gradient. Where the weights are small, as with
-    normalize_by='sequences', most of the gradient would be rounded to nothing before that.
+    normalize_by='sequences', most of the gradient would be rounded to nothing before that. Beside a sequence of one
+    token, whose weight is 1, another of 512 tokens still has its own; the gradient's sums are far from float16's end.
     """
     largest = jnp.max(weights)
     _, exponent = jnp.frexp(jnp.where(largest > 0, largest, 1.0))
-    return jnp.ldexp(jnp.float32(1), 1 - exponent)
+    return jnp.ldexp(jnp.float32(1), 9 - exponent)
 
 
 def _sums_backward(

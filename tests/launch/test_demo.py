@@ -14,16 +14,20 @@ from benchmarks import readme
 from tests.terminal import shown_on
 
 ROOT = Path(__file__).resolve().parents[2]
-# Stands for Python: writes each call to the file `calls`, and ends the first training as the file `status` says.
+# Stands for Python: writes each call to the file `calls`, and ends the first training as the file `status` says, with 2
+# before it has learned anything.
 PROGRAM = """#!/bin/sh
 echo "$*" >>"$HERE/calls"
 case "$*" in
   *demo_gaps.gin*)
+    status=0
     if [ -s "$HERE/status" ]; then
       read -r status <"$HERE/status"
       : >"$HERE/status"
-      exit "$status"
     fi
+    mkdir -p "$MODEL_DIR/checkpoints"
+    if [ "$status" -ne 2 ]; then : >"$MODEL_DIR/${MADE:-vocabulary.model}"; fi
+    exit "$status"
     ;;
 esac
 """
@@ -134,19 +138,20 @@ def test_a_pattern_is_another_text_in_another_folder(workdir: Path) -> None:
     assert demo(workdir, here=b, CORPUS="*.txt").stdout.startswith("The demo is done: ")
     assert demo(workdir, here=a, CORPUS=f"{b}/*.txt").stdout.startswith("The demo is done: ")
     assert not (workdir / "calls").exists()
-    for name in ("user/name", "gs://bucket/*.txt", "['*.txt', 'b.txt']"):  # the same in each folder
+    for name in ("user/name", "gs://bucket/*.txt", "['*.txt', 'b.txt']", "~/text/*.txt"):  # the same in each folder
         assert demo(workdir, here=b, CORPUS=name).returncode == 0
         assert f"--gin.CORPUS={name} " in calls(workdir)[0]
     assert demo(workdir, here=b, CORPUS="b.txt").returncode == 0
     assert "--gin.CORPUS=b/b.txt " in calls(workdir)[0]
 
 
+@pytest.mark.parametrize("made", ["vocabulary.model", "checkpoints/10"])  # VOCABULARY=byte makes no vocabulary
 @pytest.mark.parametrize("ends", ["done", "interrupted"])
-def test_a_folder_learns_from_one_text(ends: str, workdir: Path) -> None:
+def test_a_folder_learns_from_one_text(ends: str, made: str, workdir: Path) -> None:
     if ends == "interrupted":
         (workdir / "status").write_text("130\n")
     run = str(workdir / "run")
-    first = demo(workdir, CORPUS="a/*.txt", MODEL_DIR=run)
+    first = demo(workdir, CORPUS="a/*.txt", MODEL_DIR=run, MADE=made)
     assert first.returncode == (0 if ends == "done" else 130)
     calls(workdir)
     done = demo(workdir, CORPUS="nowhere/*.csv", MODEL_DIR="run")  # the same folder
@@ -158,6 +163,15 @@ def test_a_folder_learns_from_one_text(ends: str, workdir: Path) -> None:
     done = demo(workdir, MODEL_DIR=run)
     assert done.returncode == 2 and "and not from Python's documentation; give another" in done.stderr
     assert demo(workdir, CORPUS="a/*.txt", MODEL_DIR=run).returncode == 0
+
+
+def test_a_mistyped_text_keeps_no_folder_from_another(workdir: Path) -> None:
+    (workdir / "status").write_text("2\n")
+    assert demo(workdir, CORPUS="b/*.txt", MODEL_DIR="run").returncode == 2
+    done = demo(workdir, CORPUS="a/*.txt", MODEL_DIR="run")
+    assert done.returncode == 0, done.stderr
+    done = demo(workdir, CORPUS="b/*.txt", MODEL_DIR="run")
+    assert done.returncode == 2 and f"run learned from {workdir}/a/*.txt, and not from" in done.stderr
 
 
 def test_what_to_type_next_can_be_typed_where_a_path_has_a_space(workdir: Path) -> None:

@@ -287,16 +287,31 @@ def test_new_files_that_the_workers_would_not_get_are_named(laptop: Path) -> Non
         code, _, errors = pod(laptop, *action)
         assert code == 2 and errors.startswith("launch/pod.sh: gin/fo_tiny.gin is not committed, and the"), errors
     (checkout / ".git" / "info" / "exclude").write_text("fo_tiny.gin\n")
-    code, _, errors = pod(laptop, "run", "my-pod", "gin/fo_tiny.gin", "MODEL_DIR=gs://bucket/run")
-    assert code == 2 and "git ignores gin/fo_tiny.gin, so the workers do not get it" in errors
+    for words in (["gin/fo_tiny.gin"], ["gin/demo.gin", "--gin_file=gin/fo_tiny.gin"]):
+        code, _, errors = pod(laptop, "run", "my-pod", *words, "MODEL_DIR=gs://bucket/run")
+        assert code == 2 and "gin/fo_tiny.gin is not in git, so the workers do not get it" in errors
     assert not (worker(laptop, 0) / "started").exists()
+
+
+def test_new_files_that_no_run_needs_stay_here(laptop: Path) -> None:
+    make_pod(laptop, is_set_up=False)
+    checkout = laptop / "checkout"
+    for name in ("data/a.jsonl", "my.model", ".vscode/settings.json", ".DS_Store"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("{}")
+    assert pod(laptop, "setup", "my-pod")[0] == 0
+    code, _, errors = pod(laptop, "run", "my-pod", "gin//demo.gin", "MODEL_DIR=gs://bucket/run")  # one file
+    assert code == 0, errors
+    end_runs(laptop)
+    assert not (worker(laptop, 0) / "limba" / "data").exists()
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         ("shallow", "this clone is shallow, and the workers need its history; run git fetch --unshallow."),
-        ("archive", "/checkout is not a clone, such as of an archive; the workers get a commit, so use a clone made"),
+        ("archive", "/checkout has no git history (an unpacked archive?); the workers get a commit, so use a clone"),
+        ("unreadable", "/checkout: fatal: bad config line 1 in file .git/config"),
     ],
 )
 def test_a_folder_without_the_history_is_no_place_to_set_up_from(kind: str, said: str, laptop: Path) -> None:
@@ -306,8 +321,10 @@ def test_a_folder_without_the_history_is_no_place_to_set_up_from(kind: str, said
         git(checkout, "commit", "-q", "--allow-empty", "-m", "second")
         checkout.rename(laptop / "origin")
         git(laptop, "clone", "-q", "--depth", "1", f"file://{laptop}/origin", str(checkout))
-    else:
+    elif kind == "archive":
         shutil.rmtree(checkout / ".git")
+    else:  # git's own reason is shown, as where the clone is of another user
+        (checkout / ".git" / "config").write_text("[core\n")
     for action in (("setup", "my-pod"), RUN):
         code, _, errors = pod(laptop, *action)
         assert code == 2 and said in errors and len(errors.splitlines()) == 1, errors
@@ -378,6 +395,7 @@ def test_watch_resumes_the_commit_of_the_run(laptop: Path) -> None:
     assert pod(laptop, *RUN)[0] == 0
     (checkout / "gin" / "demo.gin").write_text("TRAIN_STEPS = 5\n")
     git(checkout, "commit", "-qa", "--amend", "-m", "another experiment")
+    assert "a run is going on" in pod(laptop, "setup", "my-pod")[2]
     git(checkout, "reflog", "expire", "--expire=now", "--all")
     git(checkout, "gc", "-q", "--prune=now")
     (checkout / "gin" / "demo.gin").write_text("TRAIN_STEPS = 6\n")
@@ -389,7 +407,7 @@ def test_watch_resumes_the_commit_of_the_run(laptop: Path) -> None:
         assert "gin/demo.gin" in started(laptop, n, 1)[0]
         assert git(worker(laptop, n) / "limba", "rev-parse", "HEAD") == of_the_run
     assert pod(laptop, "delete", "my-pod", "--yes")[0] == 0
-    assert git(checkout, "for-each-ref", "refs/limba") == ""
+    assert "limba" not in git(checkout, "for-each-ref")
 
 
 def test_watch_says_that_the_commit_of_the_run_is_gone(laptop: Path) -> None:
@@ -400,7 +418,8 @@ def test_watch_says_that_the_commit_of_the_run_is_gone(laptop: Path) -> None:
     record.write_text(re.sub(r'(run_commit=")[0-9a-f]{40}', rf"\g<1>{'0' * 39}1", record.read_text()))
     preempt(laptop)
     code, _, errors = pod(laptop, "watch", "my-pod", "--tries=1")
-    assert code == 75 and "the run of my-pod has commit 000000000000, which this clone does not have" in errors
+    assert code == 2 and "the run of my-pod has commit 000000000000, which this clone does not have" in errors
+    assert [call[3] for call in calls(laptop)].count("create") == 1  # no pod is made, which costs
 
 
 def test_a_failed_request_for_a_preempted_pod_does_not_end_watch(laptop: Path) -> None:

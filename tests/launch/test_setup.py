@@ -60,7 +60,7 @@ def machine(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tree / name)
     words = (
         "bash sed sort xargs echo mkdir cat cmp cp ln mv rm readlink basename dirname touch flock ls tr pwd sh env"
-        " uname grep"
+        " uname grep sleep"
     )
     for name in words.split():
         (tools / name).symlink_to(str(shutil.which(name)))
@@ -295,7 +295,7 @@ def test_an_outage_leaves_the_environment_that_worked(machine: Path) -> None:
     write(machine / "python", PYTHON)
     variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
     environment = machine / "tree" / ".venv"
-    former = machine / "tree" / ".venv.old"
+    former = machine / "tree" / ".venv.limba-former"
     assert setup(machine, "t5", LEAN="0", **variables)[0] == 0
     (environment / "own").write_text("kept")
     change_lock(machine)
@@ -313,8 +313,83 @@ def test_an_outage_leaves_the_environment_that_worked(machine: Path) -> None:
     assert setup(machine, **variables)[0] == 0  # the network is there again
     assert not (environment / "own").exists() and not former.exists()
     assert setup(machine, **variables)[3] == []
-    former.mkdir()  # killed while it removed this
+    (former / ".limba").mkdir(parents=True)  # killed while it removed this
+    (former / "bin").mkdir()
     assert setup(machine, **variables)[0] == 0 and not former.exists()
+
+
+@pytest.mark.parametrize("name", [".venv.old", ".venv.limba-former"])
+def test_a_folder_of_the_user_is_never_removed(name: str, machine: Path) -> None:
+    """Whatever its name, as where `.venv` was moved away because a sentence asked for it."""
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    assert setup(machine, **variables)[0] == 0
+    own = machine / "tree" / name / "thesis"
+    own.mkdir(parents=True)
+    assert setup(machine, "tpu", **variables)[0] == 0 and own.is_dir()
+    assert setup(machine, "tpu", **variables)[1] == ""  # all is right, beside it, too
+    change_lock(machine)
+    code, _, errors, _ = setup(machine, **variables)
+    if name == ".venv.old":
+        assert code == 0, errors
+    else:
+        assert code == 2 and f"{own.parent} exists and launch/setup.sh did not make it; move it away." in errors
+    assert own.is_dir()
+    assert setup(machine, "--remove", **variables)[0] == 0 and own.is_dir()
+    assert not (machine / "tree" / ".venv").exists()
+
+
+def test_an_environment_that_the_user_keeps_is_not_put_back(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    environment = machine / "tree" / ".venv"
+    kept = machine / "tree" / ".venv.old"
+    assert setup(machine, **variables)[0] == 0
+    environment.rename(kept)
+    assert setup(machine, **variables)[0] == 0 and (environment / "bin" / "python").exists()
+    assert (kept / ".limba" / "core").exists()
+
+
+def test_a_folder_of_the_user_is_not_replaced_by_the_environment_that_worked(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    environment = machine / "tree" / ".venv"
+    former = machine / "tree" / ".venv.limba-former"
+    assert setup(machine, **variables)[0] == 0
+    environment.rename(former)  # a set-up was killed here
+    (environment / "thesis").mkdir(parents=True)
+    code, _, errors, _ = setup(machine, **variables)
+    assert code == 2 and f"{environment} exists and launch/setup.sh did not make it" in errors
+    assert (environment / "thesis").exists() and (former / ".limba" / "core").exists()
+
+
+# rm that is killed, with what called it, at the first part of .venv: as by a second Ctrl-C.
+KILLED = f"""#!/bin/sh
+if [ -e "$DIES/bin/python" ]; then case "$*" in "-rf $DIES"*) kill -9 $PPID; exit 1 ;; esac; fi
+exec {shutil.which("rm")} "$@"
+"""
+
+
+@pytest.mark.parametrize("arguments", [("t5",), ("--remove",)])
+def test_what_is_half_removed_does_not_count_as_right(arguments: tuple[str, ...], machine: Path) -> None:
+    """A part fails, so the former environment is to come back, and that is interrupted; or the removal is."""
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    environment = machine / "tree" / ".venv"
+    assert setup(machine, "t5", **variables)[0] == 0
+    (environment / "own").write_text("kept")
+    if arguments == ("t5",):
+        change_lock(machine)
+    remove = machine / "bin" / "rm"
+    remove.unlink()
+    write(remove, KILLED)
+    code, _, errors, _ = setup(machine, *arguments, INSTALL_FAILS="lock-t5.txt", DIES=str(environment), **variables)
+    assert code == -9 and (environment / "bin" / "python").exists(), errors
+    code, printed, errors, _ = setup(machine, "t5", INSTALL_FAILS="lock-cpu.txt", **variables)
+    assert code == 75 and f"making {environment} with" in printed, errors
+    if arguments == ("t5",):
+        assert (environment / "own").exists() and (environment / ".limba" / "t5").exists()
+    assert setup(machine, "t5", **variables)[0] == 0 and not (environment / "own").exists()
 
 
 WAITS = "print('ready', flush=True); input()"
@@ -347,6 +422,54 @@ def test_a_running_program_keeps_its_environment(by: str, machine: Path) -> None
             assert (environment / "own").exists()
         running.kill()
     assert setup(machine, **variables)[0] == 0 and not (environment / "own").exists()
+
+
+# tr that fails at its first call, as where a process has ended since it was found.
+GONE = f"""#!/bin/sh
+if [ ! -e "$HOME/first" ]; then : >"$HOME/first"; exit 1; fi
+exec {shutil.which("tr")} "$@"
+"""
+# The second until the second look, in which a program ends.
+ENDS = f"""#!/bin/sh
+kill -9 $ENDS
+while {shutil.which("grep")} -qz . /proc/$ENDS/cmdline 2>/dev/null; do :; done
+"""
+
+
+def test_each_program_that_runs_there_is_looked_at(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    environment = machine / "tree" / ".venv"
+    assert setup(machine, **variables)[0] == 0
+    change_lock(machine)
+    command = [str(environment / "bin" / "python"), "-c", WAITS]
+    (machine / "bin" / "tr").unlink()
+    write(machine / "bin" / "tr", GONE)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as first, subprocess.Popen(command, **pipes) as second:
+        for running in (first, second):
+            assert running.stdout is not None and running.stdout.readline() == b"ready\n"
+        code, _, errors, asked = setup(machine, **variables)
+        assert code == 2 and asked == [] and f"runs in {environment}" in errors
+        assert (machine / "home" / "first").exists()
+        first.kill()
+        second.kill()
+
+
+def test_a_program_that_ends_at_once_is_no_reason_to_refuse(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    environment = machine / "tree" / ".venv"
+    assert setup(machine, **variables)[0] == 0
+    change_lock(machine)
+    (machine / "bin" / "sleep").unlink()
+    write(machine / "bin" / "sleep", ENDS)
+    command = [str(environment / "bin" / "python"), "-c", WAITS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stdout.readline() == b"ready\n"
+        code, printed, errors, _ = setup(machine, ENDS=str(running.pid), **variables)
+    assert running.returncode == -9
+    assert code == 0 and f"making {environment} with" in printed, errors
 
 
 def test_a_part_whose_packages_have_changed_waits_for_a_running_program(machine: Path) -> None:

@@ -102,11 +102,17 @@ def test_an_outage_of_a_bucket_may_pass(tmp_path: Path) -> None:
         ("MODEL_DIR = 'gs://bucket/run'", ("--gin.MODEL_DIR=runs/x",), 74, 1),  # what is given counts
     ],
 )
+@pytest.mark.parametrize("named", ["my.gin", "--gin_file=my.gin"])
 def test_a_bucket_may_be_named_by_the_gin_file(
-    written: str, arguments: tuple[str, ...], status: int, starts: int, tmp_path: Path
+    named: str,
+    written: str,
+    arguments: tuple[str, ...],
+    status: int,
+    starts: int,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "my.gin").write_text(f"TRAIN_STEPS = 5\n{written}\n")
-    assert ended(start(tmp_path, "74 0", "train", "my.gin", *arguments))[0] == status
+    assert ended(start(tmp_path, "74 0", "train", named, *arguments))[0] == status
     assert num_starts(tmp_path) == starts
 
 

@@ -134,7 +134,7 @@ def _by_tokenizers(vocabulary: TokenizersVocabulary, parts: Sequence[str]) -> li
     gap = marked.token_to_id(NAME)
     assert gap is not None, "_with_a_gap has added it"
     ids_of_parts = _split_at(ids_of(marked, text, vocabulary.path), gap)
-    return [list(vocabulary.as_text(ids)) for ids in ids_of_parts]
+    return [list(vocabulary.without_roles(ids)) for ids in ids_of_parts]
 
 
 @functools.lru_cache(maxsize=8)

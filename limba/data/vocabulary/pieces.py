@@ -21,13 +21,13 @@ import numpy as np
 from limba.config import InputError
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.published import PublishedVocabulary
-from limba.data.vocabulary.sentinels import MASKS, SENTINEL
+from limba.data.vocabulary.sentinels import SENTINEL
 from limba.data.vocabulary.spelling import encoder, first_byte
-from limba.data.vocabulary.tokenizers import BYTE, ENDS, UNKNOWN, TokenizersVocabulary, byte_of_letter
+from limba.data.vocabulary.tokenizers import BEGINS, BYTE, ENDS, MASKS, UNKNOWN, TokenizersVocabulary, byte_of_letter
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, parse_model
 
 AT_ONCE = 256  # documents that are tokenized before the progress is reported
-WITH_A_ROLE = (*ENDS, *UNKNOWN, *MASKS, "<cls>", "[CLS]")  # pieces that a run finds by their names
+WITH_A_ROLE = (*ENDS, *UNKNOWN, *MASKS, *BEGINS)  # pieces that a run finds by their names
 # Of two pieces side by side: (the merge's priority, of which the lowest goes first, and the piece that it makes).
 Rank = Callable[[str, str], "tuple[float, str] | None"]
 

@@ -86,7 +86,7 @@ class PublishedVocabulary(TokenizersVocabulary):
         self._check(ids, "a text")
         return ids
 
-    def as_text(self, ids: Sequence[int]) -> Sequence[int]:
+    def without_roles(self, ids: Sequence[int]) -> Sequence[int]:
         return ids
 
     def _check(self, ids: Sequence[int], what: str) -> None:

@@ -105,23 +105,28 @@ class Files:
 
         A null says that there are none.
         """
+        first = self._extra_of_config
+        if "added_tokens_decoder" in self.tokenizer_config or _NEWER not in self.special_tokens_map:
+            return first
+        later = self.special_tokens_map[_NEWER]
+        if isinstance(later, dict):  # tokens with names of their own, see `roles`
+            return None
+        if not isinstance(later, list):
+            return []
+        special = [{**token, "special": True} if isinstance(token, dict) else token for token in later]
+        return [*(first or ()), *special]
+
+    @property
+    def _extra_of_config(self) -> list[Any] | None:
+        """The list of tokenizer_config.json; None where it has none."""
         tokens = self.tokenizer_config.get(_NEWER)
-        is_known = _NEWER in self.tokenizer_config
-        if _OLDER in self.tokenizer_config and not tokens:
+        if not tokens and _OLDER in self.tokenizer_config:
             tokens = self.tokenizer_config[_OLDER]
-            is_known = True
+        elif _NEWER not in self.tokenizer_config:
+            return None
         if isinstance(tokens, dict):  # tokens with names of their own, see `roles`
-            tokens = None
-            is_known = False
-        if "added_tokens_decoder" not in self.tokenizer_config and _NEWER in self.special_tokens_map:
-            later = self.special_tokens_map[_NEWER]
-            is_known = not isinstance(later, dict)
-            if isinstance(later, list):
-                special = [{**token, "special": True} if isinstance(token, dict) else token for token in later]
-                tokens = [*(tokens or ()), *special]
-            else:
-                tokens = None
-        return list(tokens or ()) if is_known else None
+            return None
+        return list(tokens or ())
 
     @property
     def _extra_through_class(self) -> list[Any] | None:

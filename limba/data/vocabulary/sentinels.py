@@ -11,14 +11,13 @@ from limba.config import InputError
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.published import PublishedVocabulary
 from limba.data.vocabulary.shifted import StreamVocabulary
-from limba.data.vocabulary.tokenizers import SENTINEL, SPACE, TokenizersVocabulary
+from limba.data.vocabulary.tokenizers import BEGINS, MASKS, SENTINEL, SPACE, TokenizersVocabulary
 from limba.data.vocabulary.vocabularies import SPECIALS, ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 logger = logging.getLogger(__name__)
 
 BYTE_SENTINELS = 11  # of bytes without extra ids: 0xFF to 0xF5 are in no UTF-8; 0xF4 begins letters from U+100000 on
 MOST_BYTE_SENTINELS = 128  # 0xFF to 0x80; the other bytes are ASCII
-MASKS = ("<mask>", "[MASK]", "<|mask|>")  # of XLM-R, BERT and EuroBERT
 
 
 def sentinel_table(vocabulary: Vocabulary) -> list[int]:
@@ -188,8 +187,11 @@ def begin_id(vocabulary: Vocabulary) -> int | None:
         return vocabulary.begins[-1] if vocabulary.begins else None
     if isinstance(vocabulary, ByteVocabulary):
         return None
-    begin = id_of_piece(vocabulary, "<cls>")
-    return id_of_piece(vocabulary, "[CLS]") if begin is None else begin
+    for piece in BEGINS:
+        number = id_of_piece(vocabulary, piece)
+        if number is not None:
+            return number
+    return None
 
 
 def piece_name(vocabulary: Vocabulary, number: int) -> str:

@@ -89,10 +89,10 @@ def class_of(files: Files) -> str:
     a LlamaTokenizer whose tokenizer.json names ByteLevel. Neither holds for a folder with code of its own (auto_map),
     which transformers passes over too unless it is trusted.
     """
-    declared = files.tokenizer_config.get("tokenizer_class") or files.config.get("tokenizer_class")
+    own = files.tokenizer_config.get("tokenizer_class")
+    declared = own or files.config.get("tokenizer_class")
     of_model = _OF_MODEL.get(str(files.config.get("model_type")))
     names_code = _names_code(files.tokenizer_config)
-    own = files.tokenizer_config.get("tokenizer_class")
     if names_code and of_model is None and _named(own) not in {AS_IT_IS, *REBUILT, *REFUSED}:
         raise InputError(
             f"{files.folder}/tokenizer_config.json names code of its own (auto_map), which Limba does not run; open it"

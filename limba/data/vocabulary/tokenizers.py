@@ -15,8 +15,12 @@ from limba.data.vocabulary.vocabularies import Vocabulary
 if TYPE_CHECKING:
     import tokenizers
 
-ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<sep>", "<eos>")  # of sequence; the first one that exists
+# Names by which a role is found: the first one that exists, see `_first`.
+ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<sep>", "<eos>")  # of sequence
 UNKNOWN = ("<unk>", "[UNK]")
+MASKS = ("<mask>", "[MASK]", "<|mask|>")  # of XLM-R, BERT and EuroBERT
+BEGINS = ("<cls>", "[CLS]")
+PADDING = ("<pad>", "[PAD]")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 SPACE = "\u2581"  # SentencePiece's character for a space
 SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
@@ -88,22 +92,36 @@ class TokenizersVocabulary(Vocabulary):
         return self._first(UNKNOWN)
 
     def _first(self, names: Iterable[str]) -> int | None:
-        """Returns the id of the first of these names that is a special token, else of the first that is there.
+        """Returns the id of the first of these names that exists, None if none does.
 
-        An ordinary token may have such a name too: Gemma's file has </s> as a tag of HTML.
+        An added token that is not special counts last: Gemma's file has </s> as a tag of HTML.
         """
         added = self.tokenizer.get_added_tokens_decoder()
-        ids = [number for name in names if (number := self.tokenizer.token_to_id(name)) is not None]
-        special = [number for number in ids if number in added and added[number].special]
-        return next(iter([*special, *ids]), None)
+        ordinary = None
+        for name in names:
+            number = self.tokenizer.token_to_id(name)
+            if number is None:
+                continue
+            if number not in added or added[number].special:
+                return number
+            if ordinary is None:
+                ordinary = number
+        return ordinary
 
     @functools.cached_property
-    def _never_text(self) -> frozenset[int]:
-        """The ids as which no text is read: special tokens but those of bytes, the end, and sentinels."""
-        names = {number: name for name, number in self.tokenizer.get_vocab(with_added_tokens=True).items()}
-        special = {number for number in self.special_ids if not BYTE.fullmatch(names[number])}
-        sentinels = {number for number, name in names.items() if SENTINEL.fullmatch(name)}
-        return frozenset({self.eos_id, *special, *sentinels} - {self.unk_id})
+    def _with_a_role(self) -> frozenset[int]:
+        """The ids as which no text is read: the end, padding, a start, a mask and sentinels.
+
+        Other special tokens may be pieces of text, such as a line's end.
+        """
+        ids = set[int]()
+        for name, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
+            if name in (*PADDING, *BEGINS, *MASKS) or SENTINEL.fullmatch(name):
+                ids.add(number)
+        end = self._first(ENDS)
+        if end is not None:
+            ids.add(end)
+        return frozenset(ids - {self.unk_id})
 
     def piece_bytes(self) -> list[bytes]:
         """Returns the UTF-8, or part of it, of each id; b"" for special tokens."""
@@ -168,23 +186,23 @@ class TokenizersVocabulary(Vocabulary):
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, s: str) -> Sequence[int]:
-        return self.as_text(ids_of(self.tokenizer, s, self.path))
+        return self.without_roles(ids_of(self.tokenizer, s, self.path))
 
-    def as_text(self, ids: Sequence[int]) -> Sequence[int]:
-        """Returns ids that were made of a text without those of a role, for which the unknown piece stands.
+    def without_roles(self, ids: Sequence[int]) -> Sequence[int]:
+        """Returns the ids of a text with the unknown piece in place of each one that has a role.
 
         A model may have the name of a special token, such as </s> or <extra_id_0>, as a piece: so T5's have.
         """
-        if self._never_text.isdisjoint(ids):
+        if self._with_a_role.isdisjoint(ids):
             return ids
-        instead = () if self.unk_id is None else (self.unk_id,)
-        as_text = list[int]()
+        instead = [] if self.unk_id is None else [self.unk_id]
+        replaced = list[int]()
         for number in ids:
-            if number in self._never_text:
-                as_text += instead
+            if number in self._with_a_role:
+                replaced += instead
             else:
-                as_text.append(number)
-        return as_text
+                replaced.append(number)
+        return replaced
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -204,10 +222,22 @@ def ids_of(tokenizer: tokenizers.Tokenizer, text: str, where: str) -> Sequence[i
     try:
         return tokenizer.encode(text, add_special_tokens=False).ids
     except Exception as error:  # the library has no error of its own
+        unread = _unread_letter(tokenizer, text)
+        what = f"the text {text[:60]!r}" if unread is None else f"the letter {unread!r} of a text"
         raise InputError(
-            f"The tokenizer {where} cannot read the text {text[:60]!r} ({reason_of(error)}); change the text, or give a"
-            " tokenizer with an unknown piece for what it does not know."
+            f"The tokenizer {where} cannot read {what} ({reason_of(error)}); give a tokenizer with an unknown piece for"
+            " what it does not know, or text without it."
         ) from error
+
+
+def _unread_letter(tokenizer: tokenizers.Tokenizer, text: str) -> str | None:
+    """Returns the first letter of a text that a tokenizer cannot read alone; None if it reads each."""
+    for letter in dict.fromkeys(text):
+        try:
+            tokenizer.encode(letter, add_special_tokens=False)
+        except Exception:  # noqa: BLE001  the library has no error of its own
+            return letter
+    return None
 
 
 @functools.cache

@@ -48,6 +48,32 @@ def test_a_corpus_cannot_end_a_document_where_the_name_of_the_end_is_a_piece(tmp
     assert of_words.encode("it </s> has") == [3, 2, 4]
 
 
+def test_other_special_tokens_stay_text_and_masks_and_starts_do_not(tmp_path: Path) -> None:
+    special = [*SPECIAL, "\n", "<cls>", "<mask>"]
+    pieces = {name: number for number, name in enumerate([*special, "a", "b"])}
+    tokenizer = Tokenizer(models.BPE(pieces, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
+    tokenizer.add_special_tokens(special)
+    assert saved(tokenizer, tmp_path).encode("a\nb") == [pieces["a"], pieces["\n"], pieces["b"]]
+    words = saved(of_model(models.WordLevel(pieces, unk_token="<unk>"), special), tmp_path)
+    assert words.encode("<cls> a <mask> b") == [2, pieces["a"], 2, pieces["b"]]
+
+
+def test_the_first_name_of_an_end_counts_also_where_it_is_a_plain_piece(tmp_path: Path) -> None:
+    pieces = {"<pad>": 0, "<unk>": 1, "</s>": 2, "<|endoftext|>": 3, "a": 4}
+    tokenizer = of_model(models.WordLevel(pieces, unk_token="<unk>"), ["<pad>", "<unk>", "<|endoftext|>"])
+    assert saved(tokenizer, tmp_path).eos_id == 2
+
+
+def test_a_file_without_a_known_end_gives_ids_all_the_same(tmp_path: Path) -> None:
+    pieces = {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "a": 2}
+    tokenizer = of_model(models.WordLevel(pieces, unk_token="none"), ["<|begin_of_text|>", "<|end_of_text|>"])
+    vocabulary = saved(tokenizer, tmp_path)
+    assert vocabulary.encode("a a") == [2, 2], "trimming compares such files"
+    with pytest.raises(InputError, match="has no end of sequence"):
+        _ = vocabulary.eos_id
+
+
 def test_bytes_that_are_special_tokens_stay_text(tmp_path: Path) -> None:
     special = ["<pad>", "</s>", "<unk>", *folders.BYTES]
     pieces = {name: number for number, name in enumerate(special)}
@@ -91,12 +117,10 @@ def test_the_end_is_a_special_token_and_no_tag_of_html(tmp_path: Path) -> None:
 def test_a_text_that_a_tokenizer_cannot_read_is_one_sentence(model: object, tmp_path: Path) -> None:
     vocabulary = saved(of_model(model, SPECIAL[:2]), tmp_path)
     assert vocabulary.encode("a") == [2]
-    for text in ("a 😀", "half a letter: \ud83d"):
-        with pytest.raises(
-            InputError, match=r"cannot read the text .*; change the text, or give a tokenizer with an un"
-        ):
+    for text, letter in (("a 😀", "'😀'"), ("a \ud83d", "'.ud83d'")):
+        with pytest.raises(InputError, match=f"cannot read the letter {letter} of a text .*; give a tokenizer with an"):
             vocabulary.encode(text)
-        with pytest.raises(InputError, match="cannot read the text"):
+        with pytest.raises(InputError, match="cannot read the"):
             encode_parts(vocabulary, [text, "a"])
 
 

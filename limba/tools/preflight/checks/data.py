@@ -53,7 +53,7 @@ def data_of_run(
     """
     run = RunData(config.data, task)
     judges_vocabulary = has_vocabulary and lengths is not None and not is_learned
-    checks: list[Check] = [lambda data: _sources(config, run, data), lambda _: _prefix(config)]
+    checks: list[Check] = [lambda data: _sources(config, run, data)]
     for part in run.parts:
         name = f"{part.name}: " if len(run.parts) > 1 else ""  # each line of a mixture says whose it is
         text = TextOfPart(config, part, name, lengths or {}, judges_vocabulary)
@@ -79,6 +79,7 @@ def _rows(
 
 def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
     """Yields the files of each task and what is wrong with them; raises the InputError with which a start would end."""
+    PlannedRun(config).check_prefix()
     split = run.config.train_split
     for part in run.parts:
         source = part.source
@@ -103,12 +104,6 @@ def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
         if line is None:
             raise
         yield line
-
-
-def _prefix(config: RunConfig) -> Iterator[Line]:
-    """Yields nothing; raises the ConfigError with which a start would end for one prefix of a whole mixture."""
-    PlannedRun(config).check_prefix()
-    yield from ()
 
 
 def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
