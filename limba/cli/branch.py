@@ -46,7 +46,8 @@ checkpoints unless CHECKPOINTS_KEPT says otherwise.
     limba merge MODEL_DIR MODEL_DIR2 --output=DIR
 
 Given several runs of the same network, it averages their newest checkpoints. OUT/merge.json says which steps are in the
-average, and with which weights. Optimizer state and data position are taken from the newest step."""
+average, and with which weights. Optimizer state and data position are taken from the newest step. config.gin goes with
+them; one that was edited by hand, with an include or a macro that nothing uses, is refused."""
 NO_RUN = "{} is an imported model and not a run; start a run from it with limba train."
 # What errors name -> what the user of a command has typed, or can type.
 NAMES_OF_MERGING = {f"`{name}`": f"--{name}" for name in ("last", "steps", "weights", "shape", "ema_decay")}

@@ -285,6 +285,7 @@ BY_MACRO = "config.OptimizerConfig.name = %OPT\n"
         (f"OPT = %RULE\nRULE = 'adafactor'\n{BY_MACRO}{FOREIGN}", True),
         (f"OPT = 'adamw'\n{BY_MACRO}{FOREIGN}OPT = 'adafactor'\n", False),
         (f"{BY_MACRO}{FOREIGN}OPT = 'adamw'\nOPT = 'adafactor'\n", False),
+        (f"OPT = 'adafactor'\nOPT = 'adamw'\n{BY_MACRO}{FOREIGN}OPT = 'adafactor'\n", False),
         (f"config.OptimizerConfig.name = 'adamw'\n{FOREIGN}config.OptimizerConfig.name = 'adafactor'\n", False),
     ],
 )
@@ -320,7 +321,7 @@ def test_a_list_as_a_key_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
 def test_names_of_macros_are_read_under_any_locale() -> None:
     program = [sys.executable, "-c", "from limba.cli.gin.macros import macro_names; print(*macro_names())"]
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONWARNDEFAULTENCODING": "1"}
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(program, env={**os.environ, **plain}, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "BATCH_SIZE" in done.stdout.split()
 
@@ -346,3 +347,13 @@ def test_the_same_run_elsewhere(lines: str, name: str, place: str, tmp_path: Pat
     again = read_run([str(merged)])
     assert again.config == dataclasses.replace(run.config, model_dir=place)
     assert read_run([str(merged)], [f"{name}='/other'"]).config.model_dir == "/other"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"), [("UNUSED = 3\n", "sets UNUSED, which nothing uses"), ("include 'gin/demo.gin'\n", "include")]
+)
+def test_a_config_gin_that_was_edited_by_hand_is_refused(line: str, reason: str, tmp_path: Path) -> None:
+    """As the help of `limba merge` says."""
+    text = read_run([write(tmp_path, "")]).text
+    with pytest.raises(InputError, match=f"config.gin line .*{reason}"):
+        text_elsewhere(text + line, "config.gin", "/new")

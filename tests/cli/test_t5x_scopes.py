@@ -178,6 +178,88 @@ def test_what_nothing_refers_to_is_dropped_and_the_rest_is_used_or_refused(tmp_p
         translated(tmp_path, f"{other}out/seqio.SentencePieceVocabulary.sentencepiece_model_file = '/v'\n")
 
 
+@pytest.mark.parametrize(
+    ("lines", "theirs"),
+    [
+        ("train_script.train.trainer_cls = @mine.Own", "trainer.Trainer"),
+        ("train_script.train.partitioner = @mine.Own()", "partitioning.PjitPartitioner"),
+        ("train_script.train.checkpoint_cfg = @mine.Own()", "utils.CheckpointConfig"),
+        ("utils.CheckpointConfig.save = @mine.Own()", "utils.SaveCheckpointConfig"),
+        ("utils.CheckpointConfig.restore = @mine.Own()", "utils.RestoreCheckpointConfig"),
+        ("train_script.train.train_dataset_cfg = @mine.Own()", "utils.DatasetConfig"),
+        ("train_script.train.train_eval_dataset_cfg = @mine.Own()", "utils.DatasetConfig"),
+        ("train_script.train.infer_eval_dataset_cfg = @mine.Own()", "utils.DatasetConfig"),
+        ("train_script.train.inference_evaluator_cls = @mine.Own", "seqio.Evaluator"),
+        ("train_script.train.get_dataset_fn = @mine.own", "utils.get_dataset"),
+        ("network.Transformer.config = @mine.Own()", "network.T5Config"),
+    ],
+)
+def test_a_class_of_the_users_is_not_read_as_t5xs(lines, theirs, tmp_path):
+    name, _, value = lines.partition(" = ")
+    with pytest.raises(InputError) as error:
+        translated(tmp_path, lines)
+    assert f"mine.gin line 8 sets {name} to {value}: Limba has T5X's {theirs}; use it" in str(error.value)
+
+
+def test_a_class_of_the_users_is_refused_in_scopes_macros_and_other_scripts(tmp_path):
+    with pytest.raises(
+        InputError, match=r"line 8 sets DATA to @train/mine.Own\(\): Limba has T5X's utils.DatasetConfig"
+    ):
+        translated(tmp_path, "DATA = @train/mine.Own()\ntrain_script.train.train_dataset_cfg = %DATA\n")
+    used = tmp_path / "use.gin"
+    for field, value, theirs in (
+        ("dataset_cfg", "@mine.Own()", "utils.DatasetConfig"),
+        ("restore_checkpoint_cfg", "@mine.Own()", "utils.RestoreCheckpointConfig"),
+        ("inference_evaluator_cls", "@mine.Own", "seqio.Evaluator"),
+        ("partitioner", "@mine.Own()", "partitioning.PjitPartitioner"),
+    ):
+        used.write_text(
+            "include 't5x/examples/t5/t5_1_1/small.gin'\ninclude 't5x/configs/runs/eval.gin'\n"
+            "MIXTURE_OR_TASK_NAME = 'a'\nDROPOUT_RATE = 0.0\nCHECKPOINT_PATH = '/c'\nEVAL_OUTPUT_DIR = '/tmp/x'\n"
+            f"eval_script.evaluate.{field} = {value}\n"
+        )
+        with pytest.raises(InputError, match=f"line 7 sets eval_script.evaluate.{field} to .*: Limba has .*{theirs};"):
+            translate([str(used)], [], [])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "train_script.train.partitioner = @partitioning.ModelBasedPjitPartitioner()",
+        "train_script.train.partitioner = @old/partitioning.ModelBasedPjitPartitioner()",
+        "utils.SaveCheckpointConfig.checkpoint_manager_cls = @utils.LegacyCheckpointManager",
+        "utils.RestoreCheckpointConfig.checkpointer_cls = @checkpoints.SaveBestCheckpointer",
+        "train_script.train.inference_evaluator_cls = @seqio.Evaluator",
+        "train_script.train.inference_evaluator_cls = @mine/seqio.evaluation.Evaluator",
+        "train_script.train.get_dataset_fn = @utils.get_dataset",
+        "train_script.train.train_dataset_cfg = @train/DatasetConfig()",
+    ],
+)
+def test_what_t5x_itself_has_stays_readable(lines, tmp_path):
+    assert config_of(translated(tmp_path, lines)) == config_of(translated(tmp_path, ""))
+
+
+def test_a_schedule_that_optax_does_not_call_may_be_of_any_class(tmp_path):
+    lines = "OPTIMIZER = @optax.adamw()\noptax.adamw.learning_rate = 0.001\ntrainer.Trainer.learning_rate_fn = "
+    config = config_of(translated(tmp_path, f"{lines}@mine.rate()\n"))
+    assert config.optimizer.schedule.base_learning_rate == 0.001
+
+
+@pytest.mark.parametrize("scope", ["", "mine/"])
+def test_what_writes_results_is_not_called_unused(scope, tmp_path):
+    """Loggers and writers of T5X are replaced, whether a reference has their scope or not."""
+    lines = (
+        f"seqio.Evaluator.logger_cls = [@{scope}seqio.JSONLogger, @{scope}seqio.TensorBoardLogger]\n"
+        f"{scope}seqio.JSONLogger.write_n_results = 5\n{scope}seqio.TensorBoardLogger.summary_dir = '/s'\n"
+    )
+    rows = translated(tmp_path, lines).translation.rows
+    whys = {row.theirs.partition(" = ")[0]: row.why for row in rows}
+    writes = "Limba writes its results in its own way"
+    assert whys[f"{scope}seqio.TensorBoardLogger.summary_dir"] == writes
+    unscoped = "MODEL_DIR/evaluations holds the texts"
+    assert whys[f"{scope}seqio.JSONLogger.write_n_results"] == (writes if scope else unscoped)
+
+
 def test_an_optimizer_without_a_rate_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"^adamw.learning_rate is None, since nothing sets it: Limba takes a number"):
         translated(tmp_path, "models.EncoderDecoderModel.optimizer_def = @optimizers.adamw()\n")

@@ -107,7 +107,7 @@ def read_own(
 
 
 def text_elsewhere(text: str, file: str, model_dir: str) -> str:
-    """Returns the text of a run's config.gin, `file`, as the same run in another directory has it; imports nothing."""
+    """Returns the text of a run's config.gin, `file`, changed so that the run is in `model_dir`; imports nothing."""
     source = Source()
     statements.read_text(source, text, file, is_own=True)
     # A directory that is a macro stays one, so that --gin.MODEL_DIR still replaces it.

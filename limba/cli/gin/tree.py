@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,14 +127,17 @@ class Tree:
             if earlier.owner == OPTIMIZER and earlier.field == "name":
                 rule = earlier.value
         for _ in self.ordered:  # at most once for each: macros may name each other in a circle
-            if not isinstance(rule, Macro):
+            if not isinstance(rule, Macro) or rule.name not in self.all_macros:
                 break
-            values = [earlier.value for earlier in before if earlier.name == rule.name][-1:]
-            values += [other.value for other in self.ordered if other.name == rule.name]
-            if not values:
-                break
-            rule = values[0]
+            rule = self._value_at(rule.name, before)
         return rule
+
+    def _value_at(self, macro: str, before: Sequence[Binding]) -> object:
+        """Returns the value of a macro after the statements `before`; its first one where none of these sets it."""
+        for earlier in reversed(before):
+            if earlier.name == macro:
+                return earlier.value
+        return next(binding.value for binding in self.ordered if binding.name == macro)
 
     def _resolved(
         self, scope: str, value: object, binding: Binding, inside: tuple[str, ...] = ()

@@ -57,7 +57,7 @@ def translate_model(translation: Translation) -> Model:
     is_decoder = kind == "DecoderOnlyModel"
     if class_of(module.value) not in ("Transformer", "DecoderWrapper") or network not in tables.PLACES:
         raise refuse(module, f"Limba knows the networks of t5x.examples.{{{', '.join(tables.PLACES)}}} only")
-    config = "TransformerConfig" if is_decoder else "T5Config"
+    config = "network.TransformerConfig" if is_decoder else "network.T5Config"
     config = translation.owner(owner_of(module.value, class_of(module.value)), "config", config)
     _network(translation, config, network, is_decoder)
     for name in ("input_vocabulary", "output_vocabulary", "vocabulary"):
@@ -226,7 +226,7 @@ def translate_optimizer(translation: Translation, model: Model) -> None:
     optimizer = _or_macro(translation, model.owner, "optimizer_def", "OPTIMIZER") or Setting(None, None, "OPTIMIZER")
     kind = class_of(optimizer.value)
     owner = owner_of(optimizer.value, kind)
-    trainer = translation.owner("train", "trainer_cls", "Trainer")
+    trainer = translation.owner("train", "trainer_cls", "trainer.Trainer")
     if kind == "Adafactor":
         _adafactor(translation, owner)
         _factors(translation, trainer)
@@ -308,7 +308,9 @@ def _adamw(translation: Translation, owner: str, trainer: str) -> None:
         )
     translation.must_be(owner, "eps_root", [0.0, 0], "Limba's AdamW has none; leave it out")
     translation.drop(trainer, {"learning_rate_fn": "an optimizer of optax has its own learning rate"})
-    schedule = translation.owner(trainer, "learning_rate_fn", "create_learning_rate_scheduler")
+    # Of whatever class it is: nothing calls it.
+    unused = translation.settings.find(trainer, "learning_rate_fn")
+    schedule = owner_of(unused.value, "create_learning_rate_scheduler")
     for name in tables.SCHEDULE:
         translation.drop(schedule, {name: "an optimizer of optax has its own learning rate"})
     rate = translation.settings.find(owner, "learning_rate")

@@ -64,7 +64,7 @@ def translate_data(translation: Translation, is_decoder: bool) -> None:
 
 def _dataset(translation: Translation, name: str, otherwise: str) -> str:
     """Returns the DatasetConfig of a field of the script; where that is None, the one in the scope `otherwise`."""
-    return translation.owner(translation.script, name, "DatasetConfig", otherwise)
+    return translation.owner(translation.script, name, "utils.DatasetConfig", otherwise)
 
 
 def _training_data(translation: Translation) -> str:
@@ -150,7 +150,7 @@ def translate_train_evaluation(translation: Translation, is_decoder: bool) -> No
     never = not period.value or (train_eval.value is None and infer_eval.value is None)
     translation.set("EVAL_PERIOD", period, NEVER if never else period.value)
     for scope, config in (("train_eval", train_eval), ("infer_eval", infer_eval)):
-        owner = owner_of(config.value, "DatasetConfig", scope)
+        owner = _dataset(translation, f"{scope}_dataset_cfg", scope)
         for name in ("task_feature_lengths", "batch_size", "shuffle", "seed", "use_cached", "pack", "module"):
             setting = find(owner, name)
             if name in ("task_feature_lengths", "batch_size") and setting.value != find(trained, name).value:
@@ -170,7 +170,7 @@ def translate_train_evaluation(translation: Translation, is_decoder: bool) -> No
             translation.differs(split, "", f"loss and text are evaluated on one split in Limba, {known[0]!r}")
         elif split.value is not None:
             translation.set("config.DataConfig.validation_split", split)
-    evaluator = translation.owner("train", "inference_evaluator_cls", "Evaluator")
+    evaluator = translation.owner("train", "inference_evaluator_cls", "seqio.Evaluator")
     examples = find(evaluator, "num_examples")
     if infer_eval.value is not None and not never:
         translation.set("config.EvaluationConfig.num_examples", examples, examples.value or ALL_EXAMPLES)
@@ -185,11 +185,11 @@ def translate_train_evaluation(translation: Translation, is_decoder: bool) -> No
 def translate_checkpoints(translation: Translation) -> None:
     """Sets what is restored and saved."""
     find = translation.settings.find
-    checkpoints = translation.owner("train", "checkpoint_cfg", "CheckpointConfig")
+    checkpoints = translation.owner("train", "checkpoint_cfg", "utils.CheckpointConfig")
     save = find(checkpoints, "save")
     restore = find(checkpoints, "restore")
-    saved = owner_of(save.value, "SaveCheckpointConfig")
-    restored = owner_of(restore.value, "RestoreCheckpointConfig")
+    saved = translation.owner(checkpoints, "save", "utils.SaveCheckpointConfig")
+    restored = translation.owner(checkpoints, "restore", "utils.RestoreCheckpointConfig")
     period = find(saved, "period")
     keep = find(saved, "keep")
     never = save.value is None or not period.value
@@ -266,7 +266,7 @@ def _is_without_state(setting: Setting) -> bool:
 
 def translate_devices(translation: Translation) -> None:
     """Sets the mesh's model axis from num_partitions or the submesh."""
-    owner = translation.owner(translation.script, "partitioner", "PjitPartitioner")
+    owner = translation.owner(translation.script, "partitioner", "partitioning.PjitPartitioner")
     find = lambda name, default=None: translation.settings.find(owner, name, default)
     parts = find("num_partitions", 1)
     submesh = find("model_parallel_submesh")
@@ -301,7 +301,7 @@ def translate_train_script(translation: Translation) -> None:
         raise refuse(relative, "set TRAIN_STEPS to the step of the checkpoint plus these steps")
     translation.set("TRAIN_STEPS", find("total_steps"))
     seed = find("random_seed")
-    trainer = translation.owner("train", "trainer_cls", "Trainer")
+    trainer = translation.owner("train", "trainer_cls", "trainer.Trainer")
     parts = translation.settings.find(trainer, "num_microbatches")
     if seed.value is None:
         translation.differs(
@@ -321,6 +321,7 @@ def translate_train_script(translation: Translation) -> None:
          "inference_evaluator_cls", "get_dataset_fn", "train_eval_get_dataset_fn", "concurrent_metrics", "use_orbax",
          "train_state_initializer_cls", "verify_matching_vocabs_fn", "gc_period"), _ANY,
     )  # fmt: skip
+    translation.owner("train", "get_dataset_fn", "utils.get_dataset")
     translation.drop(
         "train", reasons | {"run_eval_before_training": "limba evaluate MODEL_DIR evaluates any checkpoint"}
     )
@@ -337,7 +338,7 @@ def translate_use(translation: Translation) -> None:
     script = translation.script
     find = lambda name, default=None: translation.settings.find(script, name, default=default)
     translation.set("MODEL_DIR", find("output_dir"))
-    restored = translation.owner(script, "restore_checkpoint_cfg", "RestoreCheckpointConfig")
+    restored = translation.owner(script, "restore_checkpoint_cfg", "utils.RestoreCheckpointConfig")
     path = translation.settings.find(restored, "path")
     _restore(translation, restored)
     if "INITIAL_CHECKPOINT_PATH" not in translation.bindings:
@@ -345,7 +346,7 @@ def translate_use(translation: Translation) -> None:
     translation.bindings.pop("RESET_STEP", None)
     length = translation.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets")
     translation.fix("MAX_TOKENS", length or 512, "TASK_FEATURE_LENGTHS of the targets")
-    evaluator = translation.owner(script, "inference_evaluator_cls", "Evaluator")
+    evaluator = translation.owner(script, "inference_evaluator_cls", "seqio.Evaluator")
     if script == "evaluate":
         examples = translation.settings.find(evaluator, "num_examples")
         translation.set("NUM_EXAMPLES", examples, examples.value or ALL_EXAMPLES)

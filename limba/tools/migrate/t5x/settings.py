@@ -83,8 +83,7 @@ class Settings:
             # gin calls `@X()` in the scope around it, and an X that the program calls later in no scope.
             within = value.scope or (scope if value.called else "")
             target = Target(value.scope, value.name, value.called, within)
-            kind = class_of(target)
-            self._called.add((within, OLD_OWNERS.get(kind, kind)))
+            self._called.add((within, todays_class_of(target)))
             return setting._replace(value=target)
 
         def resolved(item: object) -> Any:
@@ -180,6 +179,16 @@ def class_of(value: object) -> str:
     'ByteVocabulary'
     """
     return value.name.rpartition(".")[2] if isinstance(value, Reference) else ""
+
+
+def todays_class_of(value: object) -> str:
+    """Returns `class_of` under the name that T5X has for it today.
+
+    >>> todays_class_of(Reference("", "partitioning.ModelBasedPjitPartitioner", True))
+    'PjitPartitioner'
+    """
+    kind = class_of(value)
+    return OLD_OWNERS.get(kind, kind)
 
 
 def refuse(setting: Setting, why: str) -> InputError:

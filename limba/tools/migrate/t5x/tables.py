@@ -16,6 +16,7 @@ LOSS_NORMALIZERS = {  # loss_normalizing_factor -> LossConfig.normalize_by
 }
 # how results are written
 OUTPUT = ("write_inferences_to_file", "JSONLogger", "TensorBoardLogger", "summarize_gin_config")
+WRITES = "Limba writes its results in its own way"
 IDLE = "nothing in this run uses it"
 REQUIRED = "%gin.REQUIRED"
 Table = Mapping[str, str]

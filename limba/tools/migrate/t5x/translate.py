@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +27,8 @@ from limba.tools.migrate.t5x.model import (
     translate_optimizer,
 )
 from limba.tools.migrate.t5x.names import OURS
+from limba.tools.migrate.t5x.read import Line, read
 from limba.tools.migrate.t5x.read import is_t5x as is_t5x
-from limba.tools.migrate.t5x.read import read
 from limba.tools.migrate.t5x.settings import Settings
 from limba.tools.migrate.t5x.translation import SCRIPTS, Row, Translation
 
@@ -205,21 +205,37 @@ def _check_unread(settings: Settings, translation: Translation, ours: set[str]) 
     used = settings.referred() | SCRIPTS.keys()
     unknown = []
     for line in settings.unread():
-        name = f"{line.owner}.{line.field}" if line.field else line.owner
+        name = _name_of(line)
         near = difflib.get_close_matches(name, sorted(settings.asked | known | ours), n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]}?)" if near and near[0] != name else ""
-        is_idle = line.owner in OURS and line.owner not in used if line.field else not line.where.startswith("--gin.")
-        is_idle |= name in known or (line.owner in ("T5Config", "TransformerConfig") and name in settings.asked)
-        if line.field and settings.reaches(line):
-            is_idle = False
-        if is_idle or line.owner in tables.OUTPUT:
-            translation.rows.append(Row("dropped", f"{line.written} = {line.value!r}", "", tables.IDLE))
-            if name not in known and not line.field:
-                translation.unused.append(f"{line.written}{hint}")
+        if line.owner in tables.OUTPUT:
+            why = tables.WRITES
+        elif _is_idle(line, settings, used, known):
+            why = tables.IDLE
+        else:
+            unknown.append(f"{line.where} sets {line.written}{hint}")
             continue
-        unknown.append(f"{line.where} sets {line.written}{hint}")
+        translation.rows.append(Row("dropped", f"{line.written} = {line.value!r}", "", why))
+        if name not in known and not line.field:
+            translation.unused.append(f"{line.written}{hint}")
     if unknown:
         raise InputError(f"{', '.join(unknown)}, which Limba does not know; {tables.PAGE} has the list.")
+
+
+def _name_of(line: Line) -> str:
+    return f"{line.owner}.{line.field}" if line.field else line.owner
+
+
+def _is_idle(line: Line, settings: Settings, used: Collection[str], known: Collection[str]) -> bool:
+    """Returns whether T5X would ignore a line too; `used`: the classes that values refer to, `known`: T5X's names."""
+    name = _name_of(line)
+    if not line.field:
+        return name in known or not line.where.startswith("--gin.")
+    if settings.reaches(line):
+        return False
+    if name in known or (line.owner in OURS and line.owner not in used):
+        return True
+    return line.owner in ("T5Config", "TransformerConfig") and name in settings.asked
 
 
 def _names_in(path: str) -> set[str]:

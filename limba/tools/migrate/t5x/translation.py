@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from limba.cli.gin.statements import Reference
-from limba.tools.migrate.t5x.settings import Setting, Settings, owner_of, refuse
+from limba.tools.migrate.t5x.settings import Setting, Settings, owner_of, refuse, todays_class_of
 
 SCRIPTS = {"train": "gin/runs/pretrain.gin", "evaluate": "gin/runs/evaluate.gin", "infer": "gin/runs/infer.gin"}
 HEADER = ("from __gin__ import dynamic_registration", "", "from limba import config")
@@ -55,9 +55,17 @@ class Translation:
         if setting.line is not None and not setting.line.is_table and not isinstance(setting.value, Reference):
             self.rows.append(Row("dropped", f"{setting.name} = {setting.value!r}", "", why))
 
-    def owner(self, parent: str, name: str, kind: str, otherwise: str = "") -> str:
-        """Returns a class as `Settings.find` takes it, in the scope of the reference that a field of `parent` holds."""
-        return owner_of(self.settings.find(parent, name).value, kind, otherwise)
+    def owner(self, parent: str, name: str, selector: str, otherwise: str = "") -> str:
+        """Returns a class as `Settings.find` takes it, in the scope of the reference that a field of `parent` holds.
+
+        `selector` is the class as T5X's files write it, "utils.DatasetConfig". Raises InputError for a reference to
+        another one, whose numbers T5X's class does not have.
+        """
+        setting = self.settings.find(parent, name)
+        kind = selector.rpartition(".")[2]
+        if isinstance(setting.value, Reference) and todays_class_of(setting.value) != kind:
+            raise refuse(setting, f"Limba has T5X's {selector}; use it")
+        return owner_of(setting.value, kind, otherwise)
 
     def copy(self, owner: str, fields: Mapping[str, str], defaults: Mapping[str, object]) -> None:
         """Copies fields that mean the same, under our names; None is left out."""
