@@ -373,9 +373,7 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
         return ModelConfig(**{**fields, "dtype": "float32", **choices})
     except ConfigError as error:
         named = keys_of(str(error.field).removeprefix("ModelConfig."), kind)
-        raise InputError(
-            f"{path}: Limba has no network with this {named} ({str(error).rstrip('.')}); use the model in transformers."
-        ) from error
+        raise InputError(f"{path}: {named} does not give a network of Limba's ({str(error).rstrip('.')}).") from error
     except KeyError as error:
         raise InputError(f"{path} has no {error}; give the config.json of a Hugging Face model.") from error
     except InputError as error:

@@ -224,7 +224,7 @@ def _of_t5(hf_config: Json, name: str) -> Json:
 def _check_rope(key: str, rope: Json) -> None:
     """Raises InputError for rotary positions that are scaled, or that rotate a part of each head."""
     kind = rope.get("rope_type", rope.get("type", "default"))
-    is_unscaled = kind == "default" or (kind == "linear" and rope.get("factor") in (1, 1.0))
+    is_unscaled = kind == "default" or (kind == "linear" and rope.get("factor") == 1)
     if not is_unscaled:
         raise InputError(f"{key} scales the rotary positions ({kind!r}), which is not supported; use a model without.")
     if rope.get("partial_rotary_factor") not in (None, 1, 1.0):

@@ -212,7 +212,10 @@ def check(hf_config: Json, kind: str) -> None:
     for key, value in hf_config.items():
         decision = decisions.get(key, IRRELEVANT)
         if isinstance(decision, Only) and not decision.allows(value):
-            refuse(key, value, decision.values)
+            values = list(decision.values)
+            if decision.of_each_layer is not None:
+                values.append([decision.of_each_layer])
+            refuse(key, value, values)
 
 
 def refuse(key: str, value: object, values: Iterable[object]) -> None:

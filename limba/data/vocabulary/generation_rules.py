@@ -65,7 +65,7 @@ CHOICES: Mapping[str, tuple[str, Values]] = {
     "top_p": ("top_p", (*NOT_SET, 1)),
     "no_repeat_ngram_size": ("no_repeat_ngram_size", (*NOT_SET, 0)),  # its value in the file is the default
 }
-_OF_BEAMS = ("length_penalty", "early_stopping")
+_OF_BEAMS = ("num_beams", "length_penalty", "early_stopping")
 _OF_DRAWS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
@@ -91,7 +91,7 @@ def differences(search: tuple[tuple[str, object], ...], config: GenerationConfig
     (['min_length 9'], ['num_beams 4'])
     """
     asked = dict(search)
-    has_beams = config.num_beams > 1 or "num_beams" in asked
+    has_beams = not config.sample and (config.num_beams > 1 or "num_beams" in asked)  # there are none beside draws
     draws = config.sample or "do_sample" in asked
     unknown: list[str] = []
     not_chosen: list[str] = []

@@ -72,6 +72,8 @@ def test_what_a_file_asks_of_a_search_and_the_caller_does_not() -> None:
     assert left(GenerationConfig(), **beams)[1] == ["num_beams 4", "length_penalty 2.0", "early_stopping True"]
     assert left(GenerationConfig(num_beams=4, early_stopping=True), **beams)[1] == ["length_penalty 2.0"]
     assert left(GenerationConfig(num_beams=2), length_penalty=2.0)[1] == ["length_penalty 2.0"]
+    drawn = rules.differences(rules.of_search(beams), GenerationConfig(sample=True))
+    assert drawn == ([], []), "Limba has no beams beside draws"
     # Rules for draws count only where tokens are drawn, by the file or by the caller.
     assert left(GenerationConfig(), temperature=0.6, min_p=0.1) == ([], [])
     draws = left(GenerationConfig(), do_sample=True, top_k=9, min_p=0.1)
