@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -115,6 +115,7 @@ class _Records:
         from array_record.python.array_record_module import ArrayRecordReader
 
         self._columns = columns
+        self._holds_ids = are_ids(columns)
         self._readers = []
         self._locks = [threading.Lock() for _ in paths]
         for path in paths:
@@ -178,29 +179,40 @@ class _Records:
     def _value(self, feature: Any, column: str, path: str, number: int) -> str | bytes | None:
         """Returns the text or the ids of a record's feature, None where it is empty; InputError for anything else."""
         kind = feature.WhichOneof("kind")
-        values = list(getattr(feature, kind).value) if kind else []
+        values = getattr(feature, kind).value if kind else ()
         if not values:
             return None
-        location = f"{without_credentials(path)} record {number}"
-        holds_ids = are_ids(self._columns)
-        if kind == "bytes_list" and holds_ids:
-            if len(values) > 1:
-                raise not_document(location, values, column, holds_ids)
-            return values[0]
-        if kind == "bytes_list":
+        if kind == "bytes_list" and not self._holds_ids:
             try:
-                values = [value.decode("utf-8") for value in values]
+                if len(values) == 1:  # as in nearly every record: it is checked and stays bytes
+                    value = values[0]
+                    value.decode("utf-8")
+                    return value
+                texts = [value.decode("utf-8") for value in values]
             except UnicodeDecodeError:
-                raise not_utf8(location, column) from None
-            if len(values) > 1 and not column.endswith("[]"):
+                raise not_utf8(_location(path, number), column) from None
+            if not column.endswith("[]"):
                 say_of_list(path, column)
-        elif kind == "float_list":
-            values = [shortest(value, np.float32) for value in values]
-        held = values[0] if len(values) == 1 and not holds_ids else values
-        value = flat(numbers_as_text(held) if len(self._columns) > 1 else held, holds_ids)
-        if not is_document(value, holds_ids):
-            raise not_document(location, value, column, holds_ids)
+            return flat(texts)
+        if kind == "bytes_list" and len(values) == 1:
+            return values[0]
+        held: Any = list(values)
+        if kind == "float_list":
+            held = [shortest(value, np.float32) for value in values]
+        if len(values) == 1 and not self._holds_ids:
+            held = held[0]
+        value = flat(numbers_as_text(held) if len(self._columns) > 1 else held, self._holds_ids)
+        if not is_document(value, self._holds_ids):
+            raise not_document(_location(path, number), value, column, self._holds_ids)
         return value
+
+
+def _location(path: str, number: int) -> str:
+    return f"{without_credentials(path)} record {number}"
+
+
+def _has_text(document: bytes | None) -> TypeGuard[bytes]:
+    return bool(document) and not document.isspace()
 
 
 class ArrayRecordSource(FileSource):
@@ -248,7 +260,7 @@ class ArrayRecordSource(FileSource):
         for number, text in itertools.chain.from_iterable(self.records_at(split, block) for block in blocks):
             if kept == most:
                 break
-            if text and not text.isspace() and self.filtered(split, [text]):
+            if _has_text(text) and self.filtered(split, [text]):
                 kept += 1
                 num_pieces += len(self.pieces(text))
             else:
@@ -261,7 +273,7 @@ class ArrayRecordSource(FileSource):
         records = self._records_of(split)
         file = records.paths.index(unit.path)
         documents = records[sum(records.counts[:file]) + np.arange(unit.start, unit.stop)]
-        return [text for text in documents if text and not text.isspace()]
+        return [text for text in documents if _has_text(text)]
 
     def first_rows(self, unit: Unit, column: str, policy: ReadPolicy) -> list[bytes]:
         stop = min(unit.stop or 0, unit.start + RECORDS_PER_READ)  # of a bucket each is a request
@@ -334,7 +346,7 @@ class _ShardRecords(Share):
         numbers = order + np.searchsorted(self._gaps, order, side="right")
         chosen = []
         for number, text in source.records_at(reading.split, numbers):
-            if text and not text.isspace() and source.filtered(reading.split, [text]):
+            if _has_text(text) and source.filtered(reading.split, [text]):
                 chosen.append((number, text))
         return chosen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import itertools
@@ -21,10 +22,25 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 4.0  # for the hub's first answer, twice: without a network its library alone repeats for half a minute
 # What a card may say of how `datasets` reads the files, and which values change no text beside the default.
 READINGS: dict[str, tuple[object, ...]] = {
-    "header": (0,), "encoding": (None, "utf-8", "UTF-8", "utf8", "utf-8-sig"), "lineterminator": ("\n",),
-    "names": (), "column_names": (), "skiprows": (0,), "skipfooter": (), "nrows": (), "comment": (), "quotechar": (),
-    "quoting": (1,), "doublequote": (), "escapechar": (), "dialect": (), "field": (), "sample_by": (), "filters": (),
-}  # fmt: skip
+    "header": (0,),
+    "names": (),
+    "column_names": (),
+    "skiprows": (0,),
+    "skipfooter": (),
+    "nrows": (),
+    "comment": (),
+    "lineterminator": ("\n",),
+    "encoding": (None,),  # and any name of those below
+    "quotechar": (),
+    "quoting": (1,),
+    "doublequote": (),
+    "escapechar": (),
+    "dialect": (),
+    "field": (),
+    "sample_by": (),
+    "filters": (),
+}
+ENCODINGS = ("utf-8", "utf-8-sig", "ascii")  # by Python's own names, of text that is read alike as UTF-8
 _PART = r"[A-Za-z0-9][\w.-]*"
 _NAME = re.compile(
     rf"(?P<path>({_PART}/)?{_PART})(:(?P<configuration>[^@#:]+))?(@(?P<revision>[^#@]+))?(#(?P<split>[^#]+))?"
@@ -179,11 +195,14 @@ class HubSource(UnitSource):
     def _check_reading(self, settings: Any) -> None:
         """Raises InputError if the data set's card says that its files are read in another way than ours."""
         addresses = itertools.chain.from_iterable((settings.data_files or {}).values())
-        is_tsv = all(".tsv" in str(address).rpartition("/")[2] for address in addresses)  # which has no quotes here too
+        # Which has no quotes here either.
+        is_tsv = all(".tsv" in str(address).rpartition("/")[2] for address in addresses)
         for field in dataclasses.fields(settings):
             if field.name not in READINGS or (field.name == "quoting" and is_tsv):
                 continue
             value = getattr(settings, field.name)
+            if field.name == "encoding" and _is_utf8(value):
+                continue
             if value not in (field.default, *READINGS[field.name]):
                 raise InputError(
                     f"{self.name} is read with {field.name}={value!r}, as its card says, which cannot be done here;"
@@ -214,3 +233,10 @@ class HubSource(UnitSource):
         asked = "" if os.path.exists(self.path) else f"; asked {servers.asked_as()}"
         files = ("DataConfig.data_files", Open("files, in place of the hub's"))
         return InputError(f"{self.name} cannot be opened ({reason}{asked}); {advice}.", fix=files)
+
+
+def _is_utf8(encoding: object) -> bool:
+    try:
+        return codecs.lookup(str(encoding)).name in ENCODINGS
+    except LookupError:
+        return False

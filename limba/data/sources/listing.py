@@ -103,7 +103,9 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
 
 
 def _one_spelling(path: str) -> str:
-    """Returns a local path without what changes nothing in it: `//`, `/./` and `a/../`; links stay as they are.
+    """Returns a local path without what changes nothing in it: `//`, `/./` and `a/../`.
+
+    Links stay as they are, but for those above a `..`.
 
     >>> _one_spelling("/corpus//a.txt"), _one_spelling("/corpus/./a.txt"), _one_spelling("gs://bucket//a.txt")
     ('/corpus/a.txt', '/corpus/a.txt', 'gs://bucket//a.txt')

@@ -22,7 +22,7 @@ from limba.data.sources.json_documents import (
 from limba.data.sources.remote import ReadError, ReadPolicy, open_file
 
 if TYPE_CHECKING:
-    from pyarrow import Array, RecordBatch, Schema
+    from pyarrow import Array, DataType, RecordBatch, Schema
     from pyarrow.parquet import FileMetaData, RowGroupMetaData
 
 PAGE_BYTES = 1 << 18  # bytes per read; else the whole column of a row group is read
@@ -93,8 +93,13 @@ def parquet_values(
         raise UnitError(f"{location} cannot be read as parquet ({reason_of(error)}); check the file.") from error
 
 
-def parquet_rows(path: str, group: int, policy: ReadPolicy, size: int, metadata: FileMetaData) -> Iterator[dict]:
-    """Yields the rows of a row group with all their columns; bytes that are UTF-8 as text. UnitError for damage."""
+def parquet_rows(
+    path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: FileMetaData
+) -> Iterator[dict]:
+    """Yields the rows of a row group with all their columns; bytes that are UTF-8 as text. UnitError for damage.
+
+    Numbers have the digits of `parquet_values` in some columns only: of an embedding this would take long.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -104,7 +109,12 @@ def parquet_rows(path: str, group: int, policy: ReadPolicy, size: int, metadata:
             parquet = pyarrow.parquet.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
             for batch in parquet.iter_batches(64, row_groups=[group], use_threads=False):
                 names = batch.schema.names
-                for row in zip(*map(_values, batch.columns), strict=True):
+                wanted = {name if name in names else name.partition(".")[0] for name in map(stored_name, columns)}
+                held = [
+                    _values(values) if name in wanted else values.to_pylist()
+                    for name, values in zip(names, batch.columns, strict=True)
+                ]
+                for row in zip(*held, strict=True):
                     values = (as_text(value) if isinstance(value, bytes) else value for value in row)
                     yield dict(zip(names, values, strict=True))
     except ReadError:
@@ -182,21 +192,36 @@ def _texts(path: str, values: Array, column: str, columns: Sequence[str]) -> lis
 
 
 def _values(values: Array) -> list[Any]:
-    """Returns the values of a column, or of a part of it; numbers of 16 and 32 bits, and lists of these, `shortest`."""
+    """Returns the values of a column; numbers of 16 and 32 bits, also in lists and structs, `shortest`."""
+    short = _shortener(values.type)
+    return [short(value) for value in values.to_pylist()] if short else values.to_pylist()
+
+
+def _shortener(kind: DataType) -> Callable[[Any], Any] | None:
+    """Returns what makes the numbers of 16 and 32 bits in a value of a type `shortest`; None if it holds none."""
     import numpy as np
     import pyarrow.types
 
-    kind = getattr(values.type, "value_type", values.type)
-    if not pyarrow.types.is_float16(kind) and not pyarrow.types.is_float32(kind):
-        return values.to_pylist()
-    width = np.float16 if pyarrow.types.is_float16(kind) else np.float32
+    if pyarrow.types.is_float16(kind) or pyarrow.types.is_float32(kind):
+        width = np.float16 if pyarrow.types.is_float16(kind) else np.float32
+        return lambda number: None if number is None else shortest(number, width)
+    if pyarrow.types.is_struct(kind):
+        of_fields = {field.name: short for field in kind if (short := _shortener(field.type))}
 
-    def short(value: Any) -> Any:
-        if isinstance(value, list):
-            return [short(entry) for entry in value]
-        return None if value is None else shortest(value, width)
+        def of_struct(value: dict[str, Any] | None) -> Any:
+            if value is None:
+                return None
+            return value | {name: short(value[name]) for name, short in of_fields.items()}
 
-    return [short(value) for value in values.to_pylist()]
+        return of_struct if of_fields else None
+    of_value = _shortener(kind.value_type) if hasattr(kind, "value_type") else None
+    if of_value is None:
+        return None
+
+    def of_list(value: Any) -> Any:
+        return [of_value(entry) for entry in value] if isinstance(value, list) else of_value(value)
+
+    return of_list
 
 
 def _column(batch: RecordBatch, name: str) -> Array:

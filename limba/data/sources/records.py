@@ -25,10 +25,10 @@ def records(
 ) -> Iterator[tuple[str, Columns]]:
     """Yields (place, columns) of each record of a file of JSON, csv, tsv or parquet, as training reads them.
 
-    `columns` are those that are wanted: an object of columns is told by them. Without a header the columns of a table
-    are '0', '1', …. `content` is what is read in the file's place, where it was unpacked from an archive. Raises
-    InputError for what is wrong in the file, and the errors of the storage and of the compression; a record may lack a
-    wanted column, which the caller says.
+    `columns` are those that are wanted: an object of columns is told by them, and of parquet only their numbers have
+    the digits that training reads. Without a header the columns of a table are '0', '1', …. `content` is what is read
+    in the file's place, where it was unpacked from an archive. Raises InputError for what is wrong in the file, and the
+    errors of the storage and of the compression; a record may lack a wanted column, which the caller says.
 
     >>> from pathlib import Path
     >>> _ = Path("nb.jsonl").write_text('{"text": "Ære være."}\\n{"text": "God dag."}\\n')
@@ -38,7 +38,7 @@ def records(
     unit = Unit(path)
     form, packed = file_format(path)
     if form == "parquet":
-        yield from _parquet_records(path)
+        yield from _parquet_records(path, columns)
         return
     with open_file(path, PATIENT) if content is None else io.BytesIO(content) as raw:
         file = io.BufferedReader(raw) if isinstance(raw, io.BytesIO) else unpacked(raw, packed)
@@ -50,11 +50,11 @@ def records(
             raise InputError(f"{path} has no columns; give .jsonl, .json, .csv, .tsv or .parquet.")
 
 
-def _parquet_records(path: str) -> Iterator[tuple[str, Columns]]:
+def _parquet_records(path: str, columns: Sequence[str]) -> Iterator[tuple[str, Columns]]:
     size, metadata = read_footer(path, PATIENT)
     number = 0
     for group in range(metadata.num_row_groups):
-        for row in parquet_rows(path, group, PATIENT, size, metadata):
+        for row in parquet_rows(path, group, columns, PATIENT, size, metadata):
             number += 1
             yield f"{path} row {number}", row
 

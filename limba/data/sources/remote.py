@@ -49,8 +49,8 @@ def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
 class StreamsFile(io.RawIOBase):
     """The content of a .zst, .xz or .bz2 with any number of streams in a row; EOFError if it is truncated.
 
-    Of a truncated file zstandard's own reader says nothing, nor do Python's of the other two of what is wrong where a
-    later stream begins: they end there.
+    zstandard's own reader accepts a truncated file; Python's readers of the other two take damage at the start of a
+    later stream for the end of the file.
     """
 
     def __init__(self, file: IO[bytes], suffix: str):
@@ -73,13 +73,14 @@ class StreamsFile(io.RawIOBase):
                     self._check_end()
                     return 0
             if self._unpacker is None:
-                self._drop_padding()
-                if not self._packed:
+                self._begin_stream()
+                if self._unpacker is None:
                     continue
-                self._unpacker = _new_unpacker(self._suffix)
-            # zstandard's takes no limit.
-            limit = () if self._suffix == ".zst" else (UNPACKED_BYTES,)
-            self._content = memoryview(self._unpacker.decompress(self._packed, *limit))
+            if self._suffix == ".zst":  # its library takes no limit
+                content = self._unpacker.decompress(self._packed)
+            else:
+                content = self._unpacker.decompress(self._packed, UNPACKED_BYTES)
+            self._content = memoryview(content)
             self._packed = b""
             if self._unpacker.eof:
                 self._packed = self._unpacker.unused_data
@@ -91,15 +92,23 @@ class StreamsFile(io.RawIOBase):
         self._content = self._content[len(part) :]
         return len(part)
 
-    def _drop_padding(self) -> None:
-        """Drops zeros behind a stream: of .xz in fours (its specification, 2.2), of .bz2 as many as a device adds."""
-        if self._suffix == ".zst" or not self._num_streams:
+    def _begin_stream(self) -> None:
+        """Makes the unpacker of the next stream; none yet if all bytes at hand are zeros behind the last one.
+
+        Such zeros are dropped: of .xz in fours (its specification, 2.2), of .bz2 as many as a device adds.
+        """
+        if self._suffix == ".zst":
+            # zstd's long mode needs a larger window than the library's limit of 128 MiB.
+            self._unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
             return
-        num_before = len(self._packed)
-        self._packed = self._packed.lstrip(b"\0")
-        self._num_padding += num_before - len(self._packed)
-        if self._packed:
+        if self._num_streams:
+            num_before = len(self._packed)
+            self._packed = self._packed.lstrip(b"\0")
+            self._num_padding += num_before - len(self._packed)
+            if not self._packed:
+                return
             self._check_padding()
+        self._unpacker = lzma.LZMADecompressor() if self._suffix == ".xz" else bz2.BZ2Decompressor()
 
     def _check_padding(self) -> None:
         if self._suffix == ".xz" and self._num_padding % 4:
@@ -110,13 +119,6 @@ class StreamsFile(io.RawIOBase):
         if self._unpacker is not None or is_empty:
             raise EOFError(f"the file ends within {STREAMS[self._suffix]}")
         self._check_padding()
-
-
-def _new_unpacker(suffix: str) -> Any:
-    if suffix == ".zst":
-        # zstd's long mode needs a larger window than the library's limit of 128 MiB.
-        return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-    return lzma.LZMADecompressor() if suffix == ".xz" else bz2.BZ2Decompressor()
 
 
 logger = logging.getLogger(__name__)

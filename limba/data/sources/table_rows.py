@@ -34,7 +34,8 @@ def table_texts(unit: Unit, file: IO[bytes], form: str, columns: Sequence[str]) 
     if json_documents.are_ids(columns):
         raise json_documents.not_document(unit.path, "", columns[0], holds_ids=True)
     for _, row in rows:
-        is_blank = len(row) == 1 and row[0].isspace()  # also by Unicode's blanks: a row, but not a document
+        # A row, but not a document: `joined` keeps a lone blank, and bytes.isspace knows no U+3000.
+        is_blank = len(row) == 1 and row[0].isspace()
         yield b"" if is_blank else joined([row[index] for index in places])
 
 

@@ -6,7 +6,7 @@ better. The separator is found from the first rows; see `dialect_of`.
 
 Tsv has a row in each line and no quotes, but that a field which is wholly in quotes, as pandas writes one with a quote
 in it, is read without them. One of its fields over several lines, which may be as wide as the header, is an error if
-one of these lines is indented by a tab, as code is: no library could tell others from text with a quotation over
+all lines but its first are indented by a tab, as code is: no library could tell others from text with a quotation over
 several rows.
 """
 
@@ -121,7 +121,8 @@ def _csv_rows(lines: Iterator[str], dialect: Dialect, lines_before: int = 0) -> 
             raise TableError(f"line {line} is not csv ({reason}); correct the line.") from None
         if row is None:
             return
-        if row and last.strip(_BLANKS):  # a field may be a space in quotes, or a blank of Unicode's
+        # A field may be a space in quotes or a blank of Unicode's, and empty fields may have tabs between them.
+        if len(row) > 1 or (row and last.strip(_BLANKS)):
             yield lines_before + reader.line_num, row
 
 
@@ -131,8 +132,7 @@ def tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     >>> [*tsv_rows(iter(["text\tlabel\n", '"a ""b"" c"\t1\n', '"a" b\t2\r\n']))]
     [(1, ['text', 'label']), (2, ['a "b" c', '1']), (3, ['"a" b', '2'])]
     """
-    opened = 0  # the line in which a field begins with a quotation mark that is not closed since
-    is_indented = False
+    opened = 0  # the line in which a quotation mark begins a field that may go on in the lines below, all indented
     for number, line in enumerate(lines, 1):
         line = line.removesuffix("\n").removesuffix("\r")
         if not line.strip(" "):
@@ -140,17 +140,18 @@ def tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
         if number == 1 and "\r" in line:
             raise TableError("line 1 has a carriage return alone, and would be the whole file; write line ends as \\n.")
         fields = line.split("\t")
-        if opened:
-            is_indented = is_indented or line.startswith("\t")
-            if is_indented and _ENDS.fullmatch(line):
+        if opened and not line.startswith("\t"):
+            opened = 0
+        if opened and '"' in line:
+            if _ENDS.fullmatch(line):
                 raise TableError(
                     f"line {opened} begins a field in quotation marks that ends in line {number}, and a row of tsv is"
                     " one line; write the rows as csv or JSON lines."
                 )
-            opened = opened if _GOES_ON.fullmatch(line) else 0
+            if not _GOES_ON.fullmatch(line):
+                opened = 0
         if not opened and fields[-1].startswith('"') and _GOES_ON.fullmatch(fields[-1], 1):
             opened = number
-            is_indented = False
         if len(fields) == 1 and line.startswith('"') and not _WHOLLY_QUOTED.fullmatch(line):
             raise TableError(
                 f"line {number} begins with a quotation mark that is not closed in it, and a row of tsv is one line;"

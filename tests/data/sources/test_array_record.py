@@ -22,7 +22,7 @@ import tasks.wiki40b  # noqa: F401  each registers its tasks
 from limba.config import DataConfig, InputError
 from limba.data.draws import Draws, Purpose
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
-from limba.data.sources import ArrayRecordSource, FileSource, TfdsSource
+from limba.data.sources import ArrayRecordSource, FileSource, TfdsSource, array_record
 from limba.data.sources.array_record import permuted
 from limba.data.sources.splits import PIECE_BYTES
 from limba.data.sources.tfds import _masked
@@ -144,6 +144,16 @@ def test_each_kind_of_feature_is_read_as_in_other_formats_or_refused(tmp_path, c
         good = {"text": [b"a"], "q": [b"a"], "a": [b"b"], "tokens": [1]}
         with pytest.raises(InputError, match=said):
             of(column, good, example)
+
+
+@pytest.mark.parametrize(("column", "value"), [("text", "cuvânt".encode()), ("tokens", b"\5\0\0\0")])
+def test_a_usual_record_makes_nothing_of_an_error(tmp_path, monkeypatch, column, value):
+    """The words of an error took longer than the value of a record."""
+    write_records(tmp_path / "c.array_record", [value, b""], column)
+    records = array_record._Records([str(tmp_path / "c.array_record")], (column,))
+    for name in ("without_credentials", "are_ids"):
+        monkeypatch.delattr(array_record, name)
+    assert records[np.arange(2)] == [value, b""]
 
 
 def test_long_documents_come_in_pieces_and_whole(tmp_path):

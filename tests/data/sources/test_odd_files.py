@@ -269,6 +269,17 @@ def test_only_a_line_without_anything_is_no_row_of_csv(tmp_path: Path) -> None:
     assert training(path, "inputs") == ["a", "b"]
 
 
+def test_a_row_of_empty_fields_between_tabs_is_a_row_of_csv(tmp_path: Path) -> None:
+    path = tmp_path / "tabs.csv"
+    path.write_text("id\ttext\tz\n1\ta\tx\n\t\t\n  \n2\tb\ty\n")
+    expected = pandas.read_csv(path, sep="\t", keep_default_na=False)["text"].tolist()
+    assert [record["text"] for record in line_files.records(str(path), ["text"])] == expected == ["a", "", "b"]
+    assert training(path, "text") == ["a", "b"]
+    path.write_text("id\ttext\tz\n1\ta\tx\n\t\n")
+    with pytest.raises(InputError, match="line 3 has 2 fields and the header 3"):
+        training(path, "text")
+
+
 def test_a_source_of_files_reads_them_too(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     by_pandas(TEXTS * 20, sep=";")(path)

@@ -18,7 +18,17 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import FileSource, chunk_reader, json_documents, json_rows, listing, notices, parquet, readers
+from limba.data.sources import (
+    FileSource,
+    chunk_reader,
+    json_documents,
+    json_rows,
+    listing,
+    notices,
+    parquet,
+    readers,
+    tables,
+)
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.failures import UnitError
 from limba.data.sources.remote import PATIENT
@@ -326,6 +336,27 @@ def test_a_tsv_field_over_several_indented_lines_is_refused(tmp_path):
     assert read_all([listing.Unit(str(path))]) == fields[:-1]
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ['A\t"I came home late.', "\tThen I slept.", 'B\tAnd I woke."'],
+        ['s\t"A', "\tmissing", '20\tscreen 19"', "\tx"],
+        ["NOUN\tdog", 'PUNCT\t"', "VERB\tbarks", "\tnone", "NOUN\tcat", 'PUNCT\t"'],
+        ['A\t"One', *["B\tx"] * 50, "\tnone", *["B\tx"] * 50, 'C\ttwo"'],
+    ],
+)
+def test_a_tsv_quotation_with_one_empty_first_field_is_read(tmp_path, rows):
+    path = tmp_path / "c.tsv"
+    path.write_text("".join(f"{row}\n" for row in ("title\ttext", *rows)))
+    assert read_all([listing.Unit(str(path))]) == [row.partition("\t")[2] for row in rows]
+
+
+def test_an_open_quotation_of_tsv_is_looked_for_only_in_lines_with_a_quotation_mark(monkeypatch):
+    monkeypatch.setattr(tables, "_ENDS", None)
+    lines = ['a\t"b\n', "\tc\n", "\td\n"]
+    assert [row for _, row in tables.tsv_rows(iter(lines))] == [["a", '"b'], ["", "c"], ["", "d"]]
+
+
 def test_a_number_beside_a_text_is_read_as_it_was_written_in_every_format(tmp_path):
     pair = {"inputs": "inputs", "targets": "targets"}
     frame = pandas.DataFrame({"inputs": ["a", "b"], "targets": [3.8, None]}).astype({"targets": "float32"})
@@ -345,10 +376,33 @@ def test_a_number_beside_a_text_is_read_as_it_was_written_in_every_format(tmp_pa
         pyarrow.table({"inputs": ["a"], "targets": pyarrow.array([[0.1, 0.0]], pyarrow.list_(pyarrow.float32()))}), path
     )
     assert read_all(listing.list_units(listing.list_files([str(path)])), tuple(pair)) == ["a\x000.1 0.0"]
+    path = tmp_path / "nested.parquet"
+    holder = pyarrow.struct({"label": pyarrow.float32(), "all": pyarrow.list_(pyarrow.float16()), "n": pyarrow.int64()})
+    held = pyarrow.array([{"label": 3.8, "all": np.array([0.1, 0.2], np.float16), "n": 1}, None], holder)
+    pyarrow.parquet.write_table(pyarrow.table({"inputs": ["a", "b"], "s": held}), path)
+    for column, expected in (("s.label", "3.8"), ("s.all", "0.1 0.2"), ("s.n", "1")):
+        columns = ("inputs", column)
+        assert read_all([*listing.list_units(listing.list_files([str(path)]))], columns) == [f"a\x00{expected}"]
+        assert next(line_files.records(str(path), columns))[column] == expected
     path = tmp_path / "infinite.jsonl"
     path.write_text('{"inputs": "a", "targets": Infinity}\n')
     with pytest.raises(InputError, match="holds float in column 'targets', not text"):
         read_all([listing.Unit(str(path))], tuple(pair))
+
+
+def test_only_the_wanted_numbers_of_parquet_are_made_short(tmp_path, monkeypatch):
+    """Of a column with an embedding it would take forty times as long as reading it."""
+    path = tmp_path / "c.parquet"
+    vectors = pyarrow.array([[0.1, 0.2]], pyarrow.list_(pyarrow.float32()))
+    scores = pyarrow.array([3.8], pyarrow.float32())
+    pyarrow.parquet.write_table(pyarrow.table({"inputs": ["a"], "score": scores, "vector": vectors}), path)
+    made = list[float]()
+    shortest = json_documents.shortest
+    monkeypatch.setattr(parquet, "shortest", lambda number, width: made.append(number) or shortest(number, width))
+    (record,) = line_files.records(str(path), ["inputs"])
+    assert made == [] and record["vector"] == [float(np.float32(0.1)), float(np.float32(0.2))]
+    (record,) = line_files.records(str(path), ["inputs", "score"])
+    assert record["score"] == "3.8" and len(made) == 1
 
 
 def test_files_that_nobody_sees_and_other_spellings_add_no_text(tmp_path, monkeypatch):
@@ -371,6 +425,8 @@ def test_files_that_nobody_sees_and_other_spellings_add_no_text(tmp_path, monkey
     (tmp_path / "far" / "a.txt").write_text("far\n")
     (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
     assert len(names(f"{tmp_path}/a.txt", f"{tmp_path}/link/../a.txt")) == 2
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    assert names(f"{tmp_path}/a.txt", f"{tmp_path}/b.txt") == ["a.txt", "b.txt"]
 
 
 def test_csv_keeps_newlines_and_long_fields(tmp_path):

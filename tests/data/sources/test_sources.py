@@ -182,11 +182,17 @@ def test_hub_reads_a_local_directory(tmp_path):
         ("x.csv", "skiprows: 1", "said\ntext\nOne\n", "skiprows=1"),
         ("x.csv", 'quotechar: "\'"', "text\n'One'\n", "quotechar="),
         ("x.csv", "encoding: latin-1", "text\nOne\n", "encoding='latin-1'"),
+        ("x.csv", "encoding: utf-16", "text\nOne\n", "encoding='utf-16'"),
+        ("x.csv", "encoding: of-mine", "text\nOne\n", "encoding='of-mine'"),
         ("x.txt", "sample_by: document", "One\nTwo\n", "sample_by='document'"),
         ("x.json", "field: rows", '{"rows": [{"text": "One"}]}', "field='rows'"),
         ("x.csv", 'sep: ";"\n  encoding: utf-8\n  header: 0\n  quoting: 1', "id;text\n1;One\n", ["One"]),
         ("x.tsv", "quoting: 3", 'id\ttext\n1\tOne "two\n', ['One "two']),
         ("x.txt", "keep_linebreaks: true", "One\n", ["One"]),
+        *(
+            ("x.csv", f"encoding: {name}", "text\nOne\n", ["One"])
+            for name in ("utf_8", "UTF8", "U8", "UTF-8-SIG", "ascii")
+        ),
     ],
 )
 def test_a_card_that_has_the_files_read_in_another_way_is_refused(name, says, content, expected, tmp_path):
