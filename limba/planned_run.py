@@ -110,7 +110,7 @@ class PlannedRun:
         return True
 
     def check_prefix(self) -> None:
-        """Raises ConfigError for one prefix in place of those of a mixture's tasks, if the run has not begun."""
+        """Raises ConfigError for one prefix in place of the tasks' own in a mixture, if the run has not begun."""
         check_prefix_of_new_run(self.config)
 
     def check_destinations(self) -> list[str]:

@@ -329,7 +329,7 @@ class TrainedModel:
         return self.lengths["inputs"]
 
     def _ids_of(self, text: str, length: int | None = None) -> Int[np.ndarray, " L"]:
-        """Returns `tokenize` of a text, cut to so many tokens, or uncut; those of a language model are never cut."""
+        """Returns `tokenize` of a text, cut to so many tokens, or uncut; a language model's are never cut."""
         from limba.inference.mask_filling import masked_ids
         from limba.inference.token_ids import input_ids, prompt_ids
 

@@ -54,7 +54,7 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
 
 
 def check_prefix_of_new_run(config: RunConfig) -> None:
-    """Raises ConfigError for one prefix in place of those of a mixture's tasks; a run that was begun so goes on."""
+    """Raises ConfigError for one prefix in place of the tasks' own in a mixture; a run that was begun so goes on."""
     if config.data.prefix and not (epath.Path(config.model_dir) / saved_config.FILE).exists():
         check_prefix(config.data)
 

@@ -150,8 +150,12 @@ def _is_hidden(path: str, pattern: str) -> bool:
     (False, False)
     """
     asked = [part for part in pattern.split("/") if part.startswith(".")]
-    hidden = [part for part in path.split("/") if part.startswith(".") and part not in (".", "..")]
-    return not all(any(fnmatch.fnmatchcase(part, own) for own in asked) for part in hidden)
+    for part in path.split("/"):
+        if not part.startswith(".") or part in (".", ".."):
+            continue
+        if not any(fnmatch.fnmatchcase(part, own) for own in asked):
+            return True
+    return False
 
 
 def _is_directory(pattern: str) -> InputError:

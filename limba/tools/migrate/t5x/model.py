@@ -71,7 +71,7 @@ def translate_model(translation: Translation) -> Model:
 
 
 def _or_macro(translation: Translation, owner: str, name: str, macro: str) -> Setting | None:
-    """Returns the value of a field, or that of the macro which T5X's files give it; None where neither is set."""
+    """Returns the value of a field, or of the macro that T5X's files give it; None where neither is set."""
     line = translation.settings.line(owner, name)
     if line is not None and line.value == Macro(macro) and macro not in translation.settings.macros:
         return None
