@@ -226,7 +226,7 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     (PROMPT, {"hf/config.json": b"[" * 100_000}, "hf/config.json cannot be read"),
     (PROMPT, changed("hf/config.json", model_type="bert"), "describes a 'bert'"),
     (PROMPT, changed("hf/config.json", d_model=None), "its config.json belongs to another model"),
-    (PROMPT, changed("hf/config.json", d_model="wide"), "hf/config.json: ModelConfig.emb_dim is 'wide'"),
+    (PROMPT, changed("hf/config.json", d_model="wide"), "hf/config.json: d_model does not give a network of Limba's"),
     (PROMPT, changed("hf/config.json", d_model=-1), "ModelConfig.emb_dim is -1"),
     (PROMPT, changed("hf/config.json", d_model=256), "its config.json belongs to another model"),
     (PROMPT, changed("hf/config.json", num_layers=5), "hf has no"),
