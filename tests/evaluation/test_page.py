@@ -377,7 +377,9 @@ def evaluated(run: Path, name: str, prediction: str) -> Path:
 def shown_examples(run: Run) -> dict[str, list[tuple[int, str]]]:
     shown = {}
     for task, by_step in run.evaluations().items():
-        shown[task] = [(step, example["prediction"]) for step, examples in by_step.items() for example in examples]
+        shown[task] = []
+        for step, examples in by_step.items():
+            shown[task] += [(step, example["prediction"]) for example in examples]
     return shown
 
 

@@ -127,7 +127,8 @@ def test_a_text_of_one_s_own_has_a_folder_of_its_own(workdir: Path) -> None:
 
 
 def test_a_pattern_is_another_text_in_another_folder(workdir: Path) -> None:
-    a, b = workdir / "a", workdir / "b"
+    a = workdir / "a"
+    b = workdir / "b"
     a.mkdir()
     b.mkdir()
     (b / "b.txt").write_text("text")

@@ -1,6 +1,7 @@
 """Every key of transformers' GenerationConfig is decided, once, and no file of defaults is refused or warned about."""
 
 import collections
+import itertools
 
 import pytest
 import transformers
@@ -25,7 +26,7 @@ TABLES = (rules.READ, rules.IRRELEVANT, rules.CALLERS, rules.REFUSED, rules.PASS
 
 
 def test_every_key_of_transformers_is_decided_once() -> None:
-    decided = collections.Counter(key for table in TABLES for key in table)
+    decided = collections.Counter(itertools.chain(*TABLES))
     # It is read, and a choice too: the caller's value replaces the file's.
     assert [key for key, times in decided.items() if times > 1] == ["no_repeat_ngram_size"]
     assert set(transformers.GenerationConfig().to_dict()) - {*decided} == set()
