@@ -200,6 +200,32 @@ def test_a_process_reports_why_it_cannot_open_its_stream(once):
         next(stream)
 
 
+@pytest.mark.parametrize("where", ["call", "answer"])
+def test_a_process_without_memory_says_so_and_prints_no_traceback(where: str, caplog) -> None:
+    class Pipe:
+        """Has memory for a sentence, and in one of the two cases for no rows."""
+
+        def send(self, answer: object) -> None:
+            if where == "answer" and not isinstance(answer, InputError):
+                raise MemoryError("no rows")
+            answers.append(answer)
+
+    def rows() -> np.ndarray:
+        if where == "call":
+            raise MemoryError("no rows")
+        return np.zeros(8)
+
+    answers = []
+    reader_processes._answer(Pipe(), rows, (1, 3))
+    (answer,) = answers
+    assert isinstance(answer, InputError)
+    assert str(answer) == (
+        "The process that reads data shards [1, 3] has no memory left (no rows); free some on this host, or lower"
+        " DataConfig.num_reader_processes, and start the same command again."
+    )
+    assert caplog.records == []
+
+
 @pytest.mark.night
 def test_a_failed_read_is_told_while_there_are_rows(tmp_path):
     """So a run of several processes can settle where all save; after the repair the rows are those that were due."""

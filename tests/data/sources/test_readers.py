@@ -2,6 +2,7 @@
 
 import base64
 import bz2
+import errno
 import gzip
 import json
 import lzma
@@ -9,6 +10,7 @@ import math
 import subprocess
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pandas
 import pyarrow
@@ -27,11 +29,12 @@ from limba.data.sources import (
     notices,
     parquet,
     readers,
+    remote,
     tables,
 )
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.failures import UnitError
-from limba.data.sources.remote import PATIENT
+from limba.data.sources.remote import PATIENT, ReadPolicy
 from limba.inference import line_files
 from tests.data.text_files import TEXTS, write
 
@@ -542,3 +545,22 @@ def test_the_command_for_text_that_is_not_utf8_knows_its_encoding(
     subprocess.run(error.value.fix, shell=True, check=True)
     same = str.maketrans("şţ", "șț")  # Windows-1250 has no others
     assert [document.translate(same) for document in read_all([listing.Unit(str(path))])] == [text.translate(same)] * 2
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_where_memory_runs_out_no_file_is_at_fault_and_none_is_skipped(tmp_path, monkeypatch, error) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    unit = listing.Unit(str(write(tmp_path / "a.txt")))
+    reader = ChunkReader("text", ReadPolicy(on_failure="skip"))
+    monkeypatch.setattr(readers, "open_file", refuse)
+    with pytest.raises(type(error)) as raised:
+        reader(unit, 0)
+    assert raised.value is error and reader.skipped == []
+
+    system = fsspec.filesystem("memory")
+    monkeypatch.setattr(system, "cat_file", refuse)
+    with pytest.raises(type(error)) as raised:
+        remote.fetch(system, "/a.txt", 0, 1, PATIENT)
+    assert raised.value is error
