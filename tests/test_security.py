@@ -64,7 +64,7 @@ def faults(tree: ast.AST, file: str) -> Iterator[str]:
             yield "torch.load without weights_only=True"
         if last in ("load", "fromfile") and given(call, "allow_pickle"):
             yield f"{name} with allow_pickle"
-        if any(keyword.arg == "shell" for keyword in call.keywords) and last != "shellcode":  # argcomplete's script
+        if any(keyword.arg == "shell" for keyword in call.keywords):
             yield f"{name} with shell"
         if last in ("extractall", "extract", "unpack_archive") and file not in UNPACKS and "re." not in name:
             yield name

@@ -1,40 +1,19 @@
-"""`limba completion`: prints a script with which bash, zsh or fish asks limba, by argcomplete, to complete a line."""
+"""What a shell offers for a line of limba: the script of `register-python-argcomplete limba` asks for it."""
 
 import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from argcomplete.completers import FilesCompleter, SuppressCompleter
 from argcomplete.finders import CompletionFinder
-from argcomplete.shell_integration import shellcode
 
 from limba.cli.arguments import Parser
 from limba.cli.gin.macros import macro_names
-from limba.config import InputError
 from limba.data.task_modules import ROOT
 
-ABOUT = """Prints the script with which a shell completes limba's commands, flags, their values, gin names and files.
-
-    limba completion bash > ~/.local/share/bash-completion/completions/limba
-    limba completion zsh > ~/.zfunc/_limba           # a folder of $fpath, before compinit
-    limba completion fish > ~/.config/fish/completions/limba.fish
-
-For this shell only: source <(limba completion bash)"""
-SHELLS = ("bash", "zsh", "fish")
 ALTERNATIVES = re.compile(r"[a-z][a-z0-9_-]*(?:\|[a-z][a-z0-9_-]*)+")  # a metavar such as array_record|parquet
-
-
-def run(argv: Sequence[str]) -> None:
-    """Prints the script; raises InputError."""
-    parser = Parser("completion", ABOUT)
-    parser.add_object("shell", "|".join(SHELLS), "the shell")
-    args = parser.parse(argv)
-    if args.shell not in SHELLS:
-        raise InputError(f"The shell is {args.shell}; give bash, zsh or fish, as in limba completion bash.")
-    print(shellcode(["limba"], use_defaults=False, shell=args.shell))  # offers nothing where nothing fits
 
 
 class Finder(CompletionFinder):
