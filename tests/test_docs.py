@@ -127,6 +127,16 @@ def test_prose_is_at_most_120_columns_wide() -> None:
     assert_of_all_pages(wide_lines)
 
 
+# What is read whole, before work: one page of A4 and five. Nobody reads a longer one to its end.
+MOST_WORDS = {"AGENTS.md": 450, "docs/development/what_did_not_help.md": 2_500}
+
+
+@pytest.mark.parametrize(("page", "most"), MOST_WORDS.items())
+def test_what_is_read_whole_stays_short(page: str, most: int) -> None:
+    num_words = len((ROOT / page).read_text().split())
+    assert num_words <= most, f"{page} has {num_words} words: take out what would help least"
+
+
 def broken_links(page: Path) -> Iterator[str]:
     for target in re.findall(r"\]\(([^)\s]+)\)", BLOCKS.sub("", page.read_text())):
         path, _, anchor = target.partition("#")
