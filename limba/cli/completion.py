@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from argcomplete.completers import FilesCompleter, SuppressCompleter
@@ -26,10 +27,11 @@ class Finder(CompletionFinder):
         return [f"{word}=" if word in takes_value else word for word in offered]
 
 
-def answer() -> None:
-    """Writes the completions of the line that the shell's script has put into the environment, and ends the process."""
-    from limba.cli.main import COMMANDS, program_of
+def answer(descriptions: Mapping[str, str], program_of: Callable[[str], Callable[[Sequence[str]], object]]) -> None:
+    """Writes the completions of the line that the shell's script has put into the environment, and ends the process.
 
+    `descriptions` has each command, and `program_of` returns a command's function of the arguments.
+    """
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     words = line.split()[1:]  # after limba
     begins_word = line[-1].isspace()
@@ -37,13 +39,13 @@ def answer() -> None:
         name, *arguments = words
         os.environ["_ARGCOMPLETE"] = "2"  # the words count from the command on
         Parser.complete = complete  # the command's own parser calls it before it parses
-        if name in COMMANDS:
+        if name in descriptions:
             whole = arguments if begins_word else arguments[:-1]
             program_of(name)(whole)
         sys.exit(0)
     limba = argparse.ArgumentParser("limba")
     commands = limba.add_subparsers()
-    for name, (_, description) in COMMANDS.items():
+    for name, description in descriptions.items():
         commands.add_parser(name, help=description)
     Finder()(limba, always_complete_options=False)
 

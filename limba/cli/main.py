@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line goes on
         from limba.cli import completion
 
-        completion.answer()
+        completion.answer({name: description for name, (_, description) in COMMANDS.items()}, program_of)
     # All of this comes before a command is imported: its libraries read the environment only then.
     environment.open_streams()
     environment.set_variables()
