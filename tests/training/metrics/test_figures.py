@@ -29,6 +29,7 @@ from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.trace import Trace
 from tests import tiny
 from tests.bucket_server import GoogleHandler, RefusedError, emulated
+from tests.training.batch_documents import batch_documents
 
 
 @pytest.fixture
@@ -61,11 +62,19 @@ def test_figures_are_means_over_target_tokens(config: RunConfig) -> None:
 def test_a_step_that_is_not_finite_is_reported_with_its_rows(config: RunConfig, tmp_path: Path) -> None:
     recent = RecentSteps(config, {"inputs": 8, "targets": 4}, num_devices=1, metrics=Metrics("", 0, None, writes=False))
     recent.add(6, {}, metrics(1.0, 1.0))
-    recent.add(7, {3: {"inputs": np.arange(4)}}, metrics(1.0, 1.0, math.inf))
-    with pytest.raises(NonFiniteError, match=r"Step 7 gave loss 1, gradient norm inf .* the checkpoint at step 5 is"):
+    documents = batch_documents(tmp_path, {3: [[4, 5], [4, 9, 9], [11], [12]]})
+    recent.add(7, {3: {"inputs": np.arange(4)}}, metrics(1.0, 1.0, math.inf), documents)
+    with pytest.raises(NonFiniteError) as error:
         recent.figures({}, [2, 5])
-    rows = np.load(tmp_path / "non_finite_step_7_process_0.npz")
-    assert rows["inputs/3"].tolist() == [0, 1, 2, 3]
+    path = tmp_path / "non_finite_step_7_process_0.npz"
+    names = "part-07.txt.gz, document 4; part-07.txt.gz, document 5; part-07.txt.gz, document 9; and 2 more"
+    assert str(error.value) == (
+        "Step 7 gave loss 1, gradient norm inf and update norm 0.5; its batch"
+        f" ({names}) is in {path}, the checkpoint at step 5 is good: lower ScheduleConfig.base_learning_rate, or look"
+        " at the batch."
+    )
+    with np.load(path) as rows:
+        assert rows["inputs/3"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_decoder_only_run_says_one_length(config: RunConfig) -> None:
