@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -325,15 +327,19 @@ def test_data_sets_of_data_sets_are_not_dealt() -> None:
 def test_documents_that_wait_for_a_shard_that_is_behind_are_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(undivided, "MOST_WAITING_BYTES", 20_000)
     monkeypatch.setattr(undivided, "BYTES_A_FILE", 5_000)
+    files = []
+    temporary = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: files.append(temporary()) or files[-1])
     whole = tf.data.Dataset.range(3000).map(tf.strings.as_string)
     dealt = Undivided("any", whole, config_of(num_epochs=1, num_data_shards=3, batch_size=12), lambda error: None)
     parts = [dealt.documents(shard) for shard in range(3)]
     readings = [iter(part) for part in parts]
     numbers = [list(itertools.islice(readings[0], 900))]
-    (opening,) = dealt._openings
-    waiting = [opening._waiting[shard] for shard in (1, 2)]
-    assert sum(queue.bytes_in_memory for queue in waiting) <= 20_000
-    assert sum(len(queue._files) for queue in waiting) > 10
+    # What a file has of a document: four letters at most and their number, 8 bytes, behind a header of 128.
+    num_in_files = sum((os.fstat(file.fileno()).st_size - 128) / 12 for file in files)
+    num_in_memory = 2 * 900 - num_in_files
+    assert num_in_memory * undivided.BYTES_A_ROW <= 20_000
+    assert len(files) > 10
     numbers += [list(itertools.islice(readings[shard], 900)) for shard in (1, 2)]
     assert numbers == [[b"%d" % (3 * n + shard) for n in range(900)] for shard in range(3)]
     assert [len(list(reading)) for reading in readings] == [100, 100, 100]
