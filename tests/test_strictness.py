@@ -108,16 +108,20 @@ def private_names(tree: ast.AST) -> Iterator[str]:
     """Yields the private names that a test uses: those of attributes, of imports, and those that it patches."""
     for node in ast.walk(tree):
         names: list[str] = []
+        line = 0
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
             names = [node.attr]
+            line = node.lineno
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("limba"):
             names = [alias.name for alias in node.names]
+            line = node.lineno
         elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in PATCHES:
             names = [str(part.value) for part in node.args if isinstance(part, ast.Constant)]
+            line = node.lineno
         for name in names:
             last = name.rpartition(".")[2]
             if last.startswith("_") and not last.startswith("__") and last not in PRIVATE_BUT_GIVEN:
-                yield f"{node.lineno}: {last}"
+                yield f"{line}: {last}"
 
 
 def test_no_test_of_the_data_knows_the_inside_of_a_station() -> None:
