@@ -20,7 +20,8 @@
 #                      do not need: 1.2 GB in place of 3.6; LEAN=0 adds them again, else an environment stays as it is
 #   VENV=DIR           makes the environment in DIR, and .venv a link to it (54,000 files are slow on a shared disk)
 #   PYTHON=PROGRAM     the interpreter, instead of the first of python3.12, python3.11 and python3.13 (and, with LEAN=1,
-#                      python3.14) that has venv; an environment that is made again keeps its version
+#                      python3.14) that has venv; tests take python3.11 first; an environment that is made again keeps
+#                      its version
 #
 # uv installs; where it cannot be had, pip does. Where there is no such Python, uv downloads one into its own folder,
 # from UV_PYTHON_INSTALL_MIRROR if that is set. The first time it takes a minute or two and 4 GB; when nothing has
@@ -38,6 +39,8 @@ for argument in "$@"; do
     tpu | cuda | cuda12 | cuda13 | t5 | results) parts+=("$argument") ;;
     tests)
       parts+=(t5 results)
+      # tests/run.sh tests 3.12 in an environment of its own.
+      if [ ${#pythons[@]} -gt 1 ]; then pythons=(3.11 3.12 3.13); fi
       # The compiler of TPUs, which needs none: tests compare what it says. It has no wheel for another machine.
       if [ "$(uname -m)" = x86_64 ]; then parts+=(tpu); fi
       parts+=(tests) ;;
@@ -45,7 +48,7 @@ for argument in "$@"; do
     cpu) ;;
     --remove) remove=yes ;;
     --wheelhouse=?*) mkdir -p "${argument#*=}" && wheelhouse=$(cd "${argument#*=}" && pwd) ;;
-    -h | --help) sed -n '2,29s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,30s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, t5, results, tests, --wheelhouse=DIR or --remove, or none." ;;
   esac
 done

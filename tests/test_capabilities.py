@@ -1,7 +1,7 @@
 """docs/development/capabilities.md, the law of what Limba holds, against the repository: neither has more.
 
-Whatever a user meets (commands, gin macros, folders of limba/, pages of docs/) is named in one of the page's two
-tables, and whatever these name exists.
+Whatever a user meets (commands, gin macros, folders of limba/, pages of docs/) is named in the page's table, and
+whatever it names exists.
 """
 
 import re
@@ -21,9 +21,8 @@ pytestmark = pytest.mark.lint
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/development/capabilities.md"
 LINK = re.compile(r"\]\(([^)\s#]+)")
-COLUMNS = {"## What stays": 5, "## What goes": 6}  # the last one of what goes is an issue's title
-LOCATIONS = (2, 3, 4)  # the columns of room, test and page
-NONE = "-"
+COLUMNS = ("capability", "command or gin name", "room", "test", "page")
+NONE = "-"  # in place of a command or gin name, and of nothing else
 FILES_OF_USERS = ("tokenizer.json", "metrics.jsonl")  # by which a capability is known
 
 
@@ -44,33 +43,38 @@ def repository() -> Repository:
     return Repository(COMMANDS, MACROS, folders, pages)
 
 
-def tables(text: str) -> dict[str, list[list[str]]]:
-    """Returns the rows of the two tables by their headings, each row as its cells."""
-    by_heading = {}
-    for heading in COLUMNS:
-        section = text.partition(f"{heading}\n")[2].partition("\n## ")[0]
-        lines = [line for line in section.splitlines() if line.startswith("|")]
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-        by_heading[heading] = rows[2:]  # after the names of the columns and the line below them
-    return by_heading
+def rows_of(text: str) -> list[list[str]]:
+    """Returns the rows of the table, each as its cells; AssertionError where the page has other columns, or two tables.
+
+    What goes is gone in one commit: no table lists what is still there and shall go.
+    """
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    names, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert names == [*COLUMNS]
+    for row in rows:
+        assert len(row) == len(COLUMNS), row
+        assert not set("".join(row)) <= set("- "), "the page has a second table"
+    return rows
 
 
 def spans(text: str) -> list[str]:
-    """Returns what stands between backticks in the two tables."""
-    cells = [cell for rows in tables(text).values() for row in rows for cell in row]
-    return [span for cell in cells for span in INLINE.findall(cell)]
+    """Returns what stands between backticks in the table."""
+    found = []
+    for row in rows_of(text):
+        found += INLINE.findall(" ".join(row))
+    return found
 
 
 def linked_pages(text: str) -> set[str]:
-    """Returns the pages that the two tables link to, by their paths from the root."""
-    targets = {
-        target for rows in tables(text).values() for row in rows for cell in row for target in LINK.findall(cell)
-    }
+    """Returns the pages that the table links to, by their paths from the root."""
+    targets = set()
+    for row in rows_of(text):
+        targets.update(LINK.findall(" ".join(row)))
     return {(PAGE.parent / target).resolve().relative_to(ROOT).as_posix() for target in targets}
 
 
 def unnamed(text: str, there: Repository) -> Iterator[str]:
-    """Yields what is in the repository and in neither table."""
+    """Yields what is in the repository and not in the table."""
     named = set(spans(text))
     pages = linked_pages(text)
     yield from (f"limba {name}" for name in there.commands if f"limba {name}" not in named)
@@ -80,7 +84,7 @@ def unnamed(text: str, there: Repository) -> Iterator[str]:
 
 
 def exists(span: str, there: Repository) -> bool:
-    """Whether what a table names is there; False for what is of no known kind."""
+    """Whether what the table names is there; False for what is of no known kind."""
     if match := re.fullmatch(r"limba ([a-z-]+)", span):
         return match[1] in there.commands
     if re.fullmatch(r"[A-Z][A-Z_]+", span):
@@ -99,7 +103,7 @@ def exists(span: str, there: Repository) -> bool:
 
 
 def unknown(text: str, there: Repository) -> Iterator[str]:
-    """Yields what a table names and the repository does not have."""
+    """Yields what the table names and the repository does not have."""
     yield from (span for span in spans(text) if not exists(span, there) and span not in FILES_OF_USERS)
     yield from (page for page in linked_pages(text) if page not in there.pages)
 
@@ -115,14 +119,11 @@ def test_everything_that_is_named_exists() -> None:
 
 
 def test_each_row_has_a_room_a_test_and_a_page() -> None:
-    for heading, rows in tables(PAGE.read_text()).items():
-        assert rows
-        for row in rows:
-            assert len(row) == COLUMNS[heading] and all(row), row
-            if heading == "## What stays":
-                assert NONE not in [row[column] for column in LOCATIONS], row
-            tests = INLINE.findall(row[3])
-            assert tests and all(re.fullmatch(r"tests/[\w/]*test_\w+\.py", test) for test in tests), row
+    for row in rows_of(PAGE.read_text()):
+        _, _, room, test, page = row
+        assert all(row) and NONE not in (room, test, page), row
+        tests = INLINE.findall(test)
+        assert tests and all(re.fullmatch(r"tests/[\w/]*test_\w+\.py", name) for name in tests), row
 
 
 @pytest.mark.parametrize("kind", ["commands", "macros", "folders", "pages"])
@@ -142,14 +143,17 @@ def test_what_is_new_has_to_be_named(kind: str) -> None:
         "`bash launch/sing.sh`", "`python -m benchmarks.sing`", "`sing`",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("heading", COLUMNS)
-def test_what_is_gone_may_not_be_named(heading: str, planted: str) -> None:
-    before, between, after = PAGE.read_text().partition(f"{heading}\n")
-    lines = after.splitlines(keepends=True)
-    first_row = 1 + next(number for number, line in enumerate(lines) if line.startswith("| ---"))
-    lines.insert(first_row, f"| {' | '.join([planted] * COLUMNS[heading])} |\n")
-    faults = set(unknown(before + between + "".join(lines), repository()))
+def test_what_is_gone_may_not_be_named(planted: str) -> None:
+    row = f"| {' | '.join([planted] * len(COLUMNS))} |\n"
+    faults = set(unknown(PAGE.read_text() + row, repository()))
     assert len(faults) == 1 and "sing" in faults.pop().lower()
+
+
+@pytest.mark.parametrize("columns", [COLUMNS, (*COLUMNS, "with the issue")])
+def test_a_table_of_what_shall_go_is_refused(columns: tuple[str, ...]) -> None:
+    lines = ["", "## What goes", "", f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    with pytest.raises(AssertionError):
+        rows_of(PAGE.read_text() + "\n".join(lines))
 
 
 @pytest.mark.parametrize(

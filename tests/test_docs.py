@@ -127,6 +127,37 @@ def test_prose_is_at_most_120_columns_wide() -> None:
     assert_of_all_pages(wide_lines)
 
 
+# What is read whole, before work: one page of A4 and five. Nobody reads a longer one to its end.
+MOST_WORDS = {"AGENTS.md": 450, "docs/development/what_did_not_help.md": 2_500}
+
+
+@pytest.mark.parametrize(("page", "most"), MOST_WORDS.items())
+def test_what_is_read_whole_stays_short(page: str, most: int) -> None:
+    num_words = len((ROOT / page).read_text().split())
+    assert num_words <= most, f"{page} has {num_words} words: take out what would help least"
+
+
+def files_of_the_night() -> set[str]:
+    """Returns the test files with a test that a landing does not run."""
+    paths = (path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    late = (path for path in paths if re.search(r"\bmark\.(?:night|long)\b", path.read_text()))
+    return {path.relative_to(ROOT).as_posix() for path in late}
+
+
+def test_what_a_landing_leaves_out_has_its_reason() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| files | why only at night |")[2].partition("\n\n")[0]
+    rows = table.splitlines()[2:]
+    places = []
+    for row in rows:
+        places += INLINE.findall(row.split("|")[1])
+    left = files_of_the_night()
+    for place in places:
+        named = {file for file in left if file.startswith(place)}
+        assert named, f"CONTRIBUTING.md names {place}, of which a landing runs everything"
+        left -= named
+    assert not left, f"CONTRIBUTING.md does not say why a landing leaves out tests of {', '.join(sorted(left))}"
+
+
 def broken_links(page: Path) -> Iterator[str]:
     for target in re.findall(r"\]\(([^)\s]+)\)", BLOCKS.sub("", page.read_text())):
         path, _, anchor = target.partition("#")

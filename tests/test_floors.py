@@ -275,7 +275,7 @@ def test_the_list_of_commands_imports_no_library() -> None:
 
 
 # What a run needs before it has read its configuration and its text. Everything else waits for a use: clients of
-# buckets and of the hub for an address, Orbax for the first save, readers of a format for a file.
+# buckets and of the hub for an address, readers of a format for a file.
 OF_A_RUN = {
     *("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "jaxtyping", "tensorstore", "etils", "fsspec"),
     *("filelock", "tenacity", "google_crc32c", "psutil", "tensorboardX", "sentencepiece", "regex", "limba"),

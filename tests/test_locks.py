@@ -1,5 +1,6 @@
 """What is pinned, what is locked and what pyproject.toml asks for agree, and setup.sh installs from the locks."""
 
+import ast
 import itertools
 import json
 import os
@@ -106,6 +107,32 @@ def test_ranges_pins_and_the_tests_packages_agree() -> None:
         assert (tests | pinned)[name] in requirement.specifier, requirement
     assert {name: version for name, version in tests.items() if pinned.get(name, version) != version} == {}
     assert "3.11" in project["requires-python"] and "<3.15" in project["requires-python"]  # as requirements/lock.py
+
+
+# The package that is imported -> the one that is installed, where their names differ.
+INSTALLED_AS = {"gin": "gin-config"}
+
+
+def imported_in(folder: Path) -> set[str]:
+    """Returns the packages that the files of a folder import, by the names under which they are installed."""
+    packages = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                modules = [node.module]
+            else:
+                modules = []
+            packages.update(module.partition(".")[0] for module in modules)
+    return {str(canonicalize_name(INSTALLED_AS.get(package, package))) for package in packages}
+
+
+def test_limba_imports_each_package_that_it_asks_for() -> None:
+    """What only another package imports is that package's to ask for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked_for = {str(canonicalize_name(Requirement(line).name)) for line in project["dependencies"]}
+    assert asked_for - imported_in(ROOT / "limba") == set()
 
 
 # An interpreter that makes environments of itself and writes down what pip was asked for.

@@ -1,40 +1,20 @@
-"""`limba completion`: prints a script with which bash, zsh or fish asks limba, by argcomplete, to complete a line."""
+"""What a shell offers for a line of limba: the script of `register-python-argcomplete limba` asks for it."""
 
 import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from argcomplete.completers import FilesCompleter, SuppressCompleter
 from argcomplete.finders import CompletionFinder
-from argcomplete.shell_integration import shellcode
 
 from limba.cli.arguments import Parser
 from limba.cli.gin.macros import macro_names
-from limba.config import InputError
 from limba.data.task_modules import ROOT
 
-ABOUT = """Prints the script with which a shell completes limba's commands, flags, their values, gin names and files.
-
-    limba completion bash > ~/.local/share/bash-completion/completions/limba
-    limba completion zsh > ~/.zfunc/_limba           # a folder of $fpath, before compinit
-    limba completion fish > ~/.config/fish/completions/limba.fish
-
-For this shell only: source <(limba completion bash)"""
-SHELLS = ("bash", "zsh", "fish")
 ALTERNATIVES = re.compile(r"[a-z][a-z0-9_-]*(?:\|[a-z][a-z0-9_-]*)+")  # a metavar such as array_record|parquet
-
-
-def run(argv: Sequence[str]) -> None:
-    """Prints the script; raises InputError."""
-    parser = Parser("completion", ABOUT)
-    parser.add_object("shell", "|".join(SHELLS), "the shell")
-    args = parser.parse(argv)
-    if args.shell not in SHELLS:
-        raise InputError(f"The shell is {args.shell}; give bash, zsh or fish, as in limba completion bash.")
-    print(shellcode(["limba"], use_defaults=False, shell=args.shell))  # offers nothing where nothing fits
 
 
 class Finder(CompletionFinder):
@@ -47,10 +27,11 @@ class Finder(CompletionFinder):
         return [f"{word}=" if word in takes_value else word for word in offered]
 
 
-def answer() -> None:
-    """Writes the completions of the line that the shell's script has put into the environment, and ends the process."""
-    from limba.cli.main import COMMANDS, program_of
+def answer(descriptions: Mapping[str, str], program_of: Callable[[str], Callable[[Sequence[str]], object]]) -> None:
+    """Writes the completions of the line that the shell's script has put into the environment, and ends the process.
 
+    `descriptions` has each command, and `program_of` returns a command's function of the arguments.
+    """
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     words = line.split()[1:]  # after limba
     begins_word = line[-1].isspace()
@@ -58,13 +39,13 @@ def answer() -> None:
         name, *arguments = words
         os.environ["_ARGCOMPLETE"] = "2"  # the words count from the command on
         Parser.complete = complete  # the command's own parser calls it before it parses
-        if name in COMMANDS:
+        if name in descriptions:
             whole = arguments if begins_word else arguments[:-1]
             program_of(name)(whole)
         sys.exit(0)
     limba = argparse.ArgumentParser("limba")
     commands = limba.add_subparsers()
-    for name, (_, description) in COMMANDS.items():
+    for name, description in descriptions.items():
         commands.add_parser(name, help=description)
     Finder()(limba, always_complete_options=False)
 

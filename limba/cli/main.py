@@ -31,24 +31,17 @@ COMMANDS = {
         "train a SentencePiece vocabulary, trim a model's, or compare",
     ),
     "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, or T5X's --gin files"),
-    "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
 }
 # Commands that compute on devices: they take large pages of memory, and look for an accelerator that is not used.
 ON_DEVICES = ("train", "branch", "generate", "evaluate", "results", "play")
-# What other programs, and earlier versions, call a command -> its name here.
+# What other programs call a command -> its name here.
 OTHER_NAMES = {
     "infer": "generate",
     "predict": "generate",
-    "fill": "generate --fill",
-    "score": "generate --score",
     "eval": "evaluate",
-    "verify": "status --verify",
-    "doctor": "preflight --environment",
-    "convert-gin": "convert --gin",
     "pretrain": "train",
     "finetune": "train, with a gin file that includes gin/runs/finetune.gin",
     "fine-tune": "train, with a gin file that includes gin/runs/finetune.gin",
-    "demo": "bash launch/demo.sh",
 }
 # Commands that write one result: of several processes only the first one runs them.
 BY_ONE = ("report", "merge", "results")
@@ -64,7 +57,9 @@ limba COMMAND --help prints the flags and an example; limba --version prints the
 def main(argv: Sequence[str]) -> int:
     """Runs the command that the first argument names; returns the exit status."""
     if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line goes on
-        importlib.import_module(COMMANDS["completion"][0]).answer()
+        from limba.cli import completion
+
+        completion.answer({name: description for name, (_, description) in COMMANDS.items()}, program_of)
     # All of this comes before a command is imported: its libraries read the environment only then.
     environment.open_streams()
     environment.set_variables()

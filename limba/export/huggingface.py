@@ -361,10 +361,10 @@ def export_to_bucket(source: Source, address: str, steps: Sequence[int], choices
 
 def _as_recorded(record: Json, source: Source, choices: Choices, folder: str) -> Choices:
     """Returns the choices by which a finished folder is made again with another card, and keeps all else."""
-    record[CARD] = record.get(CARD, {}) | card_told(source, choices)
+    record[CARD] = record[CARD] | card_told(source, choices)
     if choices.extra_ids is None:
-        choices = dataclasses.replace(choices, extra_ids=record.get("extra_ids"))
-    if choices.vocabulary is None and record.get("vocabulary") in (NONE, "byte"):
+        choices = dataclasses.replace(choices, extra_ids=record["extra_ids"])
+    if choices.vocabulary is None and record["vocabulary"] in (NONE, "byte"):
         choices = dataclasses.replace(choices, vocabulary=record["vocabulary"])
     elif choices.vocabulary is None:
         check_named(record, folder)

@@ -26,6 +26,8 @@ NONE = "none"  # as a vocabulary name: write no tokenizer
 # In a record: the checksum of the files that the folder was made from, and what its card was told.
 CHECKPOINT = "checkpoint"
 CARD = "card"
+# What a record leaves out where a folder is as most are.
+LEFT_OUT = {"average": True, "encoder_only": False, "transformers": None}
 # There, in place of a vocabulary that a command has named: the source's own, or that no vocabulary is known.
 OWN = "its own"
 UNKNOWN = "unknown"
@@ -153,23 +155,22 @@ def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool
     """Returns the parts in which a finished folder is not as `wanted` (`made_of`); None where no folder is finished.
 
     A folder with more formats than are asked for is good, one that was proved where no proof is asked for, and one
-    whose card says more. Where no vocabulary is chosen, a folder with one that was chosen is good too. A record that
-    lacks a part, as earlier versions wrote it, is taken as good there. Raises InputError for a folder that was made
-    from another run, or from another checkpoint of this name: only where the folder `is_own`, in the directory of the
-    run itself, may it be made again.
+    whose card says more. Where no vocabulary is chosen, a folder with one that was chosen is good too. Raises
+    InputError for a folder that was made from another run, or from another checkpoint of this name: only where the
+    folder `is_own`, in the directory of the run itself, may it be made again.
     """
     if record is None:
         return None
     try:
-        written = {"average": True, "encoder_only": False, **json.loads(record)}
+        written = {**LEFT_OUT, **json.loads(record)}
         name = written["source"]
         differing = set()
         if not set(written["formats"]) >= set(wanted["formats"]):
             differing.add("formats")
         if wanted["checked"] and not written["checked"]:
             differing.add("checked")
-        asked = {"average": True, "encoder_only": False, **wanted}
-        asked[CARD] = {**written.get(CARD, {}), **wanted.get(CARD, {})}
+        asked = {**LEFT_OUT, **wanted}
+        asked[CARD] = {**written[CARD], **wanted[CARD]}
         compared = set(asked) - {"source", "kind", "formats", "checked"}
         is_unchosen = not chooses_vocabulary(asked)
         if is_unchosen and asked.get("extra_ids") is None:
@@ -178,7 +179,7 @@ def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool
             if asked.get("vocabulary") == UNKNOWN or has_chosen:
                 compared.discard("vocabulary")
         for part in compared:
-            if written.get(part, asked[part]) != asked[part]:
+            if written[part] != asked[part]:
                 differing.add(part)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{folder} has a {RECORD} that no export has written; give another directory.") from None

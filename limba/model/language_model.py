@@ -24,7 +24,7 @@ from limba.model.kernels.choose import AttentionKernel, choose
 from limba.model.kernels.einsum import cached_attention, dot_product_attention
 from limba.model.masks import Mask, causal_mask, ids_of
 from limba.model.relative_bias import BiasTable, RelativeBias, bias_by_distance, bias_row
-from limba.model.stack import apply_module, decode_runner, run_layers
+from limba.model.stack import apply_module, decode_runner, decodes_by_rows, run_layers, with_kernel_rows
 from limba.model.trees import Batch, Cache, DecodeStep, Parameters
 
 SINUSOID_SCALE = 10_000.0  # Vaswani et al. 2017 (arXiv:1706.03762), section 3.5
@@ -60,6 +60,9 @@ class _Network:
         self._length = length
         self._run_layers = decode_runner(config, config.num_decoder_layers, params["decoder"]["layers"])
         self._table = params["decoder"]["relpos_bias"]["rel_embedding"] if config.is_t5_decoder else None
+        self._around_layers = {name: part for name, part in params["decoder"].items() if name != "layers"}
+        if decodes_by_rows():
+            self._around_layers = with_kernel_rows(self._around_layers, jnp.dtype(config.dtype))
 
     def read(self, tokens: Int[Array, "B P"], skipped: Int[Array, " B"], is_full: bool) -> Cache:
         """Returns the cache with the keys and values of the prompts' ids; the positions after them are empty."""
@@ -124,7 +127,7 @@ class _Network:
         return apply_module(LanguageModelLayer(self._config), layer, *inputs, method=method)
 
     def _stack(self, method: str, *inputs: Array) -> Array:
-        return apply_module(Stack(self._config), self._params["decoder"], *inputs, method=method)
+        return apply_module(Stack(self._config), self._around_layers, *inputs, method=method)
 
     def _embed(self, method: str, x: Array) -> Array:
         return apply_module(layers.Embed(self._config), self._params["token_embedder"], x, method=method)
@@ -135,7 +138,8 @@ class _Network:
     def _logits(self, x: Float[Array, "R 1 D"]) -> Float[Array, "R 1 V"]:
         x = self._stack("finish", x)
         if self._config.logits_via_embedding:
-            return self._embed("attend", x) * self._config.tied_logits_scale
+            attend = "attend_by_rows" if decodes_by_rows() else "attend"
+            return self._embed(attend, x) * self._config.tied_logits_scale
         return x
 
 

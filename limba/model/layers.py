@@ -28,6 +28,8 @@ attention_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 # them.
 DENSE = "dense"
 ATTENDED = "attended"
+# The name of a dense layer's matrix [O, I] in a decode step on a CPU, in place of `kernel` [I, O]; see `dense_by_rows`.
+KERNEL_ROWS = "kernel_rows"
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
@@ -77,6 +79,22 @@ def dense(
 ) -> Float[Array, "... O"]:
     """Returns x @ kernel in the kernel's dtype, which `remat = 'minimal'` saves."""
     return checkpoint_name(matmul(x.astype(kernel.dtype), kernel, output_dtype or kernel.dtype), DENSE)
+
+
+def dense_by_rows(
+    x: Float[Array, "... I"], rows: Float[Array, "O I"], output_dtype: jnp.dtype | None = None
+) -> Float[Array, "... O"]:
+    """Returns x @ rows^T in the dtype of `rows`, for the few rows of x that a decode step has.
+
+    With the larger matrix on the left, XLA on a CPU only reads it; on the right it is first copied into blocks, which
+    takes longer than the product.
+    """
+    flat = x.reshape(-1, x.shape[-1]).astype(rows.dtype)
+    product = jax.lax.dot_general(
+        rows, flat, (((1,), (1,)), ((), ())), preferred_element_type=output_dtype or rows.dtype
+    )
+    product = jax.lax.optimization_barrier(product)  # else XLA exchanges the two to save the transposition
+    return product.T.reshape(*x.shape[:-1], -1)
 
 
 def _gate(activations: tuple[str, ...], branches: tuple[Array, ...]) -> Array:
@@ -163,6 +181,10 @@ class Embed(nn.Module):
             "bld,vd->blv", x, self.embedding.astype(self.config.dtype), preferred_element_type=jnp.float32
         )
 
+    def attend_by_rows(self, x: Float[Array, "R 1 D"]) -> Float[Array, "R 1 V"]:
+        """Returns the same in a decode step on a CPU; see `dense_by_rows`."""
+        return dense_by_rows(x, self.embedding.astype(self.config.dtype), jnp.dtype("float32"))
+
 
 class Kernel(nn.Module):
     """The matrix of a dense layer, in the activations' dtype, under the layer's own name."""
@@ -189,8 +211,11 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        kernel = parameter(self, "kernel", self.init, self.axes, (x.shape[-1], self.features))
-        y = dense(x, kernel.astype(self.dtype), self.output_dtype)
+        if self.has_variable("params", KERNEL_ROWS):
+            y = dense_by_rows(x, self.get_variable("params", KERNEL_ROWS), self.output_dtype)
+        else:
+            kernel = parameter(self, "kernel", self.init, self.axes, (x.shape[-1], self.features))
+            y = dense(x, kernel.astype(self.dtype), self.output_dtype)
         if not self.has_bias:
             return y
         bias = parameter(self, "bias", nn.initializers.zeros, self.axes[1:], (self.features,))

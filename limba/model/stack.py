@@ -7,7 +7,7 @@ compilation). Both give the same numbers. `limba/formats/names.py` unstacks to T
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 
 from limba.config import ModelConfig
 from limba.model.kernels.choose import device_of
-from limba.model.layers import ATTENDED, DENSE
+from limba.model.layers import ATTENDED, DENSE, KERNEL_ROWS
 from limba.model.trees import Cache, Parameters
 from limba.sharding.mesh import constrain_batch_sharding
 
@@ -112,9 +112,10 @@ def decode_runner(
     """Returns a function (one_layer, x, cache) -> (x, cache) that runs the layers of one decode step.
 
     `one_layer` takes (x, cache, a layer's part of `stacked`, its index). On a CPU a slice of a stack is copied before
-    each matrix product, which doubles what a token reads: there it is unstacked once, before the first token.
+    each matrix product, which doubles what a token reads: there it is unstacked once, before the first token, and
+    `with_kernel_rows` too.
     """
-    if config.scan_layers is not False and jax.default_backend() != "cpu":
+    if config.scan_layers is not False and not decodes_by_rows():
 
         def scanned(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
             xs = (stacked, jnp.arange(num_layers))
@@ -122,6 +123,8 @@ def decode_runner(
 
         return scanned
     layers = _unstack(stacked, num_layers)
+    if decodes_by_rows():
+        layers = [with_kernel_rows(layer, jnp.dtype(config.dtype)) for layer in layers]
 
     def unrolled(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
         for index, layer in enumerate(layers):
@@ -129,3 +132,19 @@ def decode_runner(
         return x, cache
 
     return unrolled
+
+
+def decodes_by_rows() -> bool:
+    """Returns whether a decode step's matrices are transposed for `dense_by_rows`: on a CPU."""
+    return jax.default_backend() == "cpu"
+
+
+def with_kernel_rows(parameters: Parameters, dtype: jnp.dtype) -> Parameters:
+    """Returns a tree whose kernels [I, O] are transposed, in the activations' dtype, as `dense_by_rows` reads them."""
+    changed = {}
+    for name, value in parameters.items():
+        if name == "kernel":
+            changed[KERNEL_ROWS] = value.T.astype(dtype)
+        else:
+            changed[name] = with_kernel_rows(value, dtype) if isinstance(value, Mapping) else value
+    return changed

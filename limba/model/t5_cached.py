@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
 from limba.model.kernels.einsum import cached_attention
-from limba.model.layers import Embed, MlpBlock, dense, logits_dense, norm
+from limba.model.layers import KERNEL_ROWS, Embed, MlpBlock, dense, dense_by_rows, logits_dense, norm
 from limba.model.relative_bias import bias_by_distance, bias_row
-from limba.model.stack import Method, apply_module, decode_runner
+from limba.model.stack import Method, apply_module, decode_runner, decodes_by_rows, with_kernel_rows
 from limba.model.trees import Cache, DecodeStep, Parameters
 
 
@@ -39,6 +39,9 @@ def cached_decoder(
         shared_bias = bias_by_distance(config, decoder["relpos_bias"]["rel_embedding"], max_tokens)
     run_layers = decode_runner(config, num_layers, stacked)
     visible = inputs > 0
+    head = decoder.get("logits_dense", {})
+    if decodes_by_rows():
+        head = with_kernel_rows(head, dtype)
 
     def step(cache: Cache, last: Array, position: Array) -> tuple[Array, Cache]:
         def one_layer(x: Array, cache: Cache, parts: Parameters, index: Array | int) -> tuple[Array, Cache]:
@@ -50,7 +53,7 @@ def cached_decoder(
             return x + apply_module(MlpBlock(config), parts["layer"]["mlp"], y, True), cache
 
         x, cache = run_layers(one_layer, _embed(config, params, last[:, None]), cache)
-        return _logits(config, params, x), cache
+        return _logits(config, params, head, x), cache
 
     shape = (num_layers, encoded.shape[0], config.num_heads, max_tokens, config.head_dim)
     return step, {"key": jnp.zeros(shape, dtype), "value": jnp.zeros(shape, dtype)}
@@ -61,6 +64,8 @@ def _embed(config: ModelConfig, params: Parameters, x: Array, method: Method = N
 
 
 def _dense(config: ModelConfig, params: Parameters, x: Array) -> Array:
+    if KERNEL_ROWS in params:
+        return dense_by_rows(x, params[KERNEL_ROWS])
     return dense(x, params["kernel"].astype(config.dtype))
 
 
@@ -109,8 +114,9 @@ def _cross_attention(
     return _dense(config, attention["out"], joined)
 
 
-def _logits(config: ModelConfig, params: Parameters, x: Float[Array, "R 1 D"]) -> Float[Array, "R V"]:
+def _logits(config: ModelConfig, params: Parameters, head: Parameters, x: Float[Array, "R 1 D"]) -> Float[Array, "R V"]:
     x = apply_module(norm(config), params["decoder"]["decoder_norm"], x)
     if config.logits_via_embedding:
-        return _embed(config, params, x, Embed.attend)[:, 0] / jnp.sqrt(jnp.float32(config.emb_dim))
-    return apply_module(logits_dense(config), params["decoder"]["logits_dense"], x)[:, 0]
+        attend = Embed.attend_by_rows if decodes_by_rows() else Embed.attend
+        return _embed(config, params, x, attend)[:, 0] / jnp.sqrt(jnp.float32(config.emb_dim))
+    return apply_module(logits_dense(config), head, x)[:, 0]

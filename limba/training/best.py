@@ -47,12 +47,11 @@ class Best:
     def _continued(self, record: dict[str, Any]) -> dict[str, Any]:
         """Returns the record that this run goes on with: begun anew where it is about another metric or mode.
 
-        Records of older versions have no mode, and without a saved step no metric either. The last step stays, as what
-        was evaluated up to it is not judged again.
+        The last step stays, as what was evaluated up to it is not judged again.
         """
         checkpoint = self._config.checkpoint
-        metric = record.get("metric", checkpoint.best_metric)
-        mode = record.get("mode", checkpoint.best_mode)
+        metric = record["metric"]
+        mode = record["mode"]
         if (metric, mode) == (checkpoint.best_metric, checkpoint.best_mode):
             return record
         if jax.process_index() == 0:
@@ -66,7 +65,7 @@ class Best:
                 checkpoint.best_mode,
                 self.directory,
             )
-        return {"last_step": record.get("last_step", 0)}
+        return {"last_step": record["last_step"]}
 
     def judge(
         self, step: int, figures: Mapping[str, float], state: TrainState, positions: Callable[[], Positions]
@@ -184,10 +183,11 @@ def _record_of(path: epath.Path) -> dict[str, Any]:
     """Returns the record; InputError, before anything is compiled, if it is damaged."""
     try:
         record = json.loads(read_text(path))
-        numbers = {name: record[name] for name in ("last_step", "since") if name in record}
-        if "value" in record:
-            numbers |= {"value": record["value"], "step": record["step"]}
-        if isinstance(record, dict) and all(isinstance(number, int | float) for number in numbers.values()):
+        numbers = [record["last_step"], record["since"]]
+        if "value" in record:  # once a figure was finite
+            numbers += [record["value"], record["step"]]
+        are_numbers = all(isinstance(number, int | float) for number in numbers)
+        if are_numbers and isinstance(record["metric"], str) and isinstance(record["mode"], str):
             return record
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         if isinstance(error, InputError):

@@ -1,4 +1,4 @@
-"""`limba completion`: real shells complete commands, flags, values, gin names and files."""
+"""Real shells complete commands, flags, values, gin names and files, by the script that argcomplete prints."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from limba.cli.main import COMMANDS, main
+from limba.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 # What is typed, and what the shell offers then.
@@ -31,7 +31,6 @@ TYPED = [
     ("limba generate --input=my", {"my run.gin"}),
     ("limba generate --top", {"--top=", "--top_k=", "--top_p="}),
     ("limba new --co", {"--corpus=", "--column="}),
-    ("limba completion ", {"bash", "zsh", "fish"}),
     ("limba preflight --env", {"--environment"}),
 ]
 # What a shell may take apart or quote in a way of its own: a word, a flag's value, a space in a name. The words offered
@@ -86,9 +85,8 @@ def completed(tmp_path_factory: pytest.TempPathFactory) -> Completed:
         folder = base / shell
         (folder / "functions").mkdir(parents=True)
         (folder / "my run.gin").touch()
-        printed = subprocess.run(
-            ["limba", "completion", shell], env=environment, capture_output=True, text=True, check=True
-        )
+        asked = [Path(sys.executable).with_name("register-python-argcomplete"), "--no-defaults", "--shell", shell]
+        printed = subprocess.run([*asked, "limba"], env=environment, capture_output=True, text=True, check=True)
         (folder / "script").write_text(printed.stdout)
         (folder / "functions" / "_limba").symlink_to(folder / "script")
         return folder
@@ -128,9 +126,3 @@ def test_zsh_completes(typed: str, expected: set[str], completed: Completed) -> 
     printed = completed("zsh", typed, "zsh", "-f", "-c", ZSH, "zsh", "functions")
     offered = {after_flag(match, typed) for match in re.findall(r"<([^<>]+)>", printed)}
     assert {word.replace("\\", "") for word in offered} == expected, printed
-
-
-def test_an_unknown_shell_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "tcsh"]) == 2
-    assert capsys.readouterr().err.strip() == "The shell is tcsh; give bash, zsh or fish, as in limba completion bash."
-    assert main(["completion", "bash"]) == 0 and "limba" in capsys.readouterr().out

@@ -134,8 +134,8 @@ def test_an_export_of_a_step_that_the_run_has_yet_to_make_is_refused_before_trai
     end_of_run.check(again)
     record = folder / destinations.RECORD
     sentence = r"RunConfig\.export_to is .*out/step_2 is there already, .*; remove it, or give"
-    for content in ({"source": "run"}, {"source": "run", "checkpoint": "0000000a"}):  # of an earlier version; of this
-        record.write_text(json.dumps(content))
+    for checkpoint in (None, "0000000a"):  # without a manifest; with one
+        record.write_text(json.dumps({"source": "run", "checkpoint": checkpoint}))
         with pytest.raises(InputError, match=sentence):
             end_of_run.check(again)
     end_of_run.check(dataclasses.replace(again, train_steps=3))
@@ -183,7 +183,8 @@ def test_a_bucket_gets_the_folder_whole_and_once(tmp_path: Path, monkeypatch: py
             (folder / destinations.RECORD).write_text(json.dumps(other))
             with pytest.raises(InputError, match="gs://bucket/out/step_2"):
                 destination.deliver(folder, 2)
-        (folder / destinations.RECORD).write_text(json.dumps({"source": "run"}))  # of an earlier version
+        without_manifest = {"source": "run", "checkpoint": None}
+        (folder / destinations.RECORD).write_text(json.dumps(without_manifest))
         assert destination.deliver(folder, 2) == "gs://bucket/out/step_2"
         left = {name.partition("/")[0] for name in server.names()}
     assert left == {"out"} and not (Path.cwd() / "gs:").exists()

@@ -213,10 +213,14 @@ def test_a_run_of_the_same_name_is_another_one(tmp_path, capsys):
 
     file = out / "step_5" / "conversion.json"
     record = json.loads(file.read_text())
-    del record["checkpoint"]  # of an earlier version: the name alone is known
+    record["checkpoint"] = None  # of a checkpoint without a manifest: the name alone is known
     file.write_text(json.dumps(record))
     export(tmp_path / "seed1" / "t5", out, *flags)
     assert "done before" in capsys.readouterr().out
+    for part in ("checkpoint", "network", "dtype", "card"):
+        file.write_text(json.dumps({name: value for name, value in record.items() if name != part}))
+        with pytest.raises(InputError, match=r"step_5 has a conversion\.json that no export has written"):
+            export(tmp_path / "seed1" / "t5", out, *flags)
 
 
 def test_a_folder_is_made_of_what_the_newest_command_asks_for(tmp_path, vocabulary, capsys):

@@ -126,11 +126,13 @@ def test_uv_brings_a_python_where_none_fits(machine: Path) -> None:
     assert setup(machine, "tpu", **pythons)[3] == []  # nothing has changed
 
 
-def test_3_12_is_first_and_an_environment_that_is_made_again_keeps_its_version(machine: Path) -> None:
-    def of_version(minor: int) -> str:
-        other = f"sys.version_info = (3, {minor}, 1)\n    sys.version = '3.{minor}.1'\n    exec(arguments[1])"
-        return PYTHON.replace("exec(arguments[1])", other)
+def of_version(minor: int) -> str:
+    """Returns the stand-in of Python 3.<minor>."""
+    other = f"sys.version_info = (3, {minor}, 1)\n    sys.version = '3.{minor}.1'\n    exec(arguments[1])"
+    return PYTHON.replace("exec(arguments[1])", other)
 
+
+def test_3_12_is_first_and_an_environment_that_is_made_again_keeps_its_version(machine: Path) -> None:
     write(machine / "bin" / "python3.11", of_version(11))
     code, printed, errors, _ = setup(machine, LIMBA_PIP="yes")
     assert code == 0 and f"making {machine}/tree/.venv with Python 3.11" in printed, errors
@@ -141,6 +143,26 @@ def test_3_12_is_first_and_an_environment_that_is_made_again_keeps_its_version(m
     assert "with Python 3.11" in setup(machine, LIMBA_PIP="yes")[1]
     shutil.rmtree(machine / "tree" / ".venv")
     assert "with Python 3.12" in setup(machine, LIMBA_PIP="yes")[1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "version"), [(("tests",), "3.11"), (("tpu", "tests"), "3.11"), (("results",), "3.12")]
+)
+def test_the_tests_environment_has_3_11_where_it_is_installed(
+    parts: tuple[str, ...], version: str, machine: Path
+) -> None:
+    """A landing is judged there, and tests 3.12 in an environment of its own (tests/other_python.sh)."""
+    for minor in (11, 12, 13):
+        write(machine / "bin" / f"python3.{minor}", of_version(minor))
+    code, printed, errors, _ = setup(machine, *parts, LIMBA_PIP="yes")
+    assert code == 0 and f"with Python {version}" in printed, errors
+
+
+def test_rocm_s_only_python_is_the_tests_too(machine: Path) -> None:
+    write(machine / "bin" / "python3.12", of_version(12))
+    for parts in (("rocm", "tests"), ("tests", "rocm")):
+        code, _, errors, _ = setup(machine, *parts, LIMBA_PIP="yes", OS_RELEASE=str(machine / "nothing"))
+        assert code == 2 and "3.11" in errors and "3.12 or" not in errors
 
 
 def test_pip_stays_where_uv_fails(machine: Path) -> None:

@@ -1,12 +1,14 @@
 """Cached decoding writes transformers' own text, greedy and by beams, and gives the whole decoder's logits."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from limba.config import GenerationConfig, MeshConfig
+from limba.config import GenerationConfig, MeshConfig, ModelConfig
 from limba.inference import generate as infer
 from limba.inference import search as decoding
 from limba.model import Network
@@ -101,3 +103,18 @@ def test_logits_equal_the_whole_decoders(family: str, platform: str, monkeypatch
         return jnp.swapaxes(logits, 0, 1)
 
     np.testing.assert_allclose(np.asarray(all_steps(params, inputs)), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("config", [tiny.MODEL, tiny.LANGUAGE_MODEL, tiny.model(logits_via_embedding=True)])
+def test_a_decode_step_on_a_cpu_has_its_matrices_on_the_left(config: ModelConfig) -> None:
+    """On the right, XLA copies a matrix into blocks for each token; it exchanges the two if nothing keeps it."""
+    rows = 3
+    model = Network(config)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    plan = infer.Plan(model, GenerationConfig(max_tokens=4))
+    inputs = infer.ProgramInputs(jnp.ones((rows, 7), jnp.int32), FREE)
+    program = infer.generate.lower(plan, params, inputs).compile().as_text()
+    products = [(int(left), int(right)) for left, right in re.findall(r"f32\[(\d+),(\d+)\]\S* dot\(", program)]
+    on_the_left = {left for left, right in products if right == rows}
+    assert on_the_left >= {config.emb_dim, config.mlp_dim, config.vocab_size}
+    assert not [right for left, right in products if left == rows]

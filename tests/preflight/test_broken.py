@@ -102,9 +102,6 @@ def test_wrong_flags_are_no_verdict(workdir: Path, capsys: pytest.CaptureFixture
         (["--topology=v4-9"], "The topology v4-9 does not exist: v4 comes as v4-8"),
         (["--price=cheap"], "--price=cheap is not a number of dollars of a chip-hour above 0; write --price=2.5."),
         (["--days=0"], "--days=0 is not a number of days above 0"),
-        (["--advise"], "--advise"),
-        (["--calibrate=run"], "--calibrate"),
-        (["--html=a.html"], "--html"),
         (["--no-compil"], "did you mean --no_compile"),
     ):
         assert preflight.run(["tests/broken/sound.gin", *argv]) == 1

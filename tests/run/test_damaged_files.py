@@ -47,11 +47,18 @@ def test_the_record_of_the_best_step(config: RunConfig, junk: bytes, tmp_path: P
 
 
 def test_a_record_of_the_best_step_that_is_whole(config: RunConfig, tmp_path: Path) -> None:
-    record = {"metric": "loss", "value": 2.0, "step": 5, "figures": {}, "since": 1, "last_step": 10}
-    for text in (record, {"last_step": 10, "since": 1}, {}):
-        (tmp_path / "best").mkdir(exist_ok=True)
-        (tmp_path / "best" / "best.json").write_text(json.dumps(text))
+    (tmp_path / "best").mkdir()
+    path = tmp_path / "best" / "best.json"
+    mode = config.checkpoint.best_mode
+    record = {"metric": "loss", "mode": mode, "value": 2.0, "step": 5, "figures": {}, "since": 1, "last_step": 10}
+    never_finite = {"metric": "loss", "mode": mode, "since": 1, "last_step": 10}
+    for text in (record, never_finite):
+        path.write_text(json.dumps(text))
         assert Best(config)._record == text
+    for part in ("metric", "mode", "since", "last_step", "step"):
+        path.write_text(json.dumps({name: value for name, value in record.items() if name != part}))
+        with pytest.raises(InputError, match=r"best\.json is not the record of a best step"):
+            Best(config)
 
 
 def test_the_commits_of_data_sets(junk: bytes, tmp_path: Path) -> None:
@@ -89,6 +96,6 @@ def test_the_configuration(junk: bytes, tmp_path: Path, capfd: pytest.CaptureFix
 
 
 def test_the_record_of_an_export(junk: bytes, tmp_path: Path) -> None:
-    wanted = {"source": "run", "formats": ["pytorch"], "checked": True}
+    wanted = {"source": "run", "formats": ["pytorch"], "checked": True, "card": {}}
     with pytest.raises(InputError, match=r"has a conversion\.json that no export has written; give another directory"):
         differences(junk, wanted, tmp_path)

@@ -77,17 +77,6 @@ def test_another_metric_is_not_compared_with_the_old_one_s_value(
     assert Best(config_of(tmp_path, metric, mode))._record == record_in(tmp_path) and not caplog.messages
 
 
-def test_a_record_without_a_mode_is_of_this_run_s(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "best").mkdir()
-    old = {"metric": "loss", "value": 2.0, "step": 5, "figures": {}, "since": 1, "last_step": 10}
-    for record in (old, {"since": 1, "last_step": 10}):
-        (tmp_path / "best" / "best.json").write_text(json.dumps(record))
-        assert Best(config_of(tmp_path, "loss", "max"))._record == record and not caplog.messages
-    (tmp_path / "best" / "best.json").write_text(json.dumps(old))
-    assert Best(config_of(tmp_path, "chrf", "max"))._record == {"last_step": 10}
-    assert "is about loss (max), and now the best step is looked for by chrf (max)" in caplog.text
-
-
 def test_a_later_step_that_nothing_records_is_not_taken_for_the_best(tmp_path: Path) -> None:
     """A run was killed between the commit of step 300 and its record, and goes on before it, evaluated more often."""
     best = Best(config_of(tmp_path, "loss", "min"))

@@ -109,7 +109,8 @@ def _quick_record(line: bytes) -> dict[str, Any] | None:
     """Returns the object of a line, of which only the texts may be used; None where json has to read the line.
 
     orjson takes a third to a half of json's time. It refuses some of what json reads (NaN, half of a surrogate pair),
-    and our errors quote json's reasons. It rounds whole numbers of more than 64 bits.
+    and our errors quote json's reasons. It rounds whole numbers of more than 64 bits, and reads 1,024 levels of
+    nesting, where json of Python 3.11 ends before 1,000.
     """
     try:
         record = orjson.loads(line)

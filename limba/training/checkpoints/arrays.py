@@ -215,7 +215,8 @@ def write_arrays(directory: epath.Path, snapshot: Snapshot, attempt: str) -> str
     folder = directory / f"{STORE}{process}.{attempt}"
     folder.mkdir(parents=True, exist_ok=True)
     store = {"driver": "ocdbt", "base": _base(folder), **OCDBT}
-    context = ts.Context()  # one store for all arrays
+    # One store for all arrays: of several, commits at one time would read an empty manifest (DATA_LOSS).
+    context = ts.Context()
     for batch in _batches(snapshot.arrays, _bytes_here):
         transaction = ts.Transaction(atomic=True)
         writes = []

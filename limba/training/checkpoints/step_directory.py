@@ -30,8 +30,7 @@ from limba.training.checkpoints.arrays import Snapshot
 
 logger = logging.getLogger(__name__)
 
-UNFINISHED = ".unfinished"  # in the name of a directory that is being written or removed,
-UNFINISHED_BEFORE = ".orbax-checkpoint-tmp"  # and what it was when the steps of tests/golden/run were written
+UNFINISHED = ".unfinished"  # in the name of a directory that is being written or removed
 REPLACED = ".replaced"  # ends the name of a step while another one takes its name
 
 
@@ -280,7 +279,7 @@ def clear_unfinished(directory: epath.Path, may_commit: Callable[[], None] = lam
             if _is_bucket(directory):
                 if child.name.isdigit() and child.is_dir():
                     _clear_uncommitted(child, may_commit)
-            elif UNFINISHED in child.name or UNFINISHED_BEFORE in child.name:
+            elif UNFINISHED in child.name:
                 with contextlib.suppress(OSError):
                     child.rmtree()
 

@@ -33,7 +33,8 @@ from limba.training.metrics.weights_and_biases import WeightsAndBiases
 with without("torch", "google.cloud.storage"):  # not used here, and their imports cost seconds
     from tensorboardX import SummaryWriter, record_writer
 
-# tensorboardX's own writer to a bucket uploads the whole file at each flush.
+# tensorboardX's own writer to a bucket uploads the whole file at each flush, and at the first OSError its thread ends:
+# `add_scalar` would then wait for ever.
 for _kind in ("gs", "file"):
     record_writer.register_writer_factory(_kind, EventFiles())
 
