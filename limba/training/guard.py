@@ -19,12 +19,13 @@ import numpy as np
 from jaxtyping import Array
 
 from limba.config import InputError, NonFiniteError, RunConfig
-from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments
+from limba.config.errors import is_out_of_memory
+from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments, in_parentheses, short_name
 from limba.formats.limba_checkpoint import GuardNotes, Notes
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.agreement import gather_bytes
-from limba.training.metrics.recent_steps import RecentSteps
+from limba.training.metrics.recent_steps import MOST_BYTES, MOST_NAMED, RecentSteps
 from limba.training.row_losses import jit_row_losses, rows_standing_out
 from limba.training.row_reader import RowReader, ShardRows
 from limba.training.skipped_batches import DocumentEntry, Entry, RowEntry, SkippedBatches
@@ -36,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 MAX_IN_A_ROW = 20  # spiking steps in a row: then it is not a spike, but a new level
 MAX_REWINDS = 3  # to one checkpoint
-MOST_NAMED = 3  # documents of a shard's rows in one sentence
-MOST_BYTES = 1 << 28  # of a unit that are read to name a document: the run waits some seconds for them
 # From one process's rows of a batch to the global batch.
 PlaceBatch = Callable[[ShardRows], Batch]
 
@@ -126,7 +125,7 @@ class Guard:
         elif spikes := self.spikes(upto):
             if self.action == "rewind":
                 return spikes[0]
-            self.warn(spikes)
+            self.warn(spikes, state)
         return None
 
     def rewind(self, spike: Spike, reader: RowReader) -> TrainState:
@@ -159,8 +158,11 @@ class Guard:
                 self._window.restore(())  # the new level is learned; other actions end or return
         return spikes
 
-    def warn(self, spikes: Sequence[Spike]) -> None:
-        """Prints one sentence about the spikes since the last logged line, and writes an event for each."""
+    def warn(self, spikes: Sequence[Spike], state: TrainState) -> None:
+        """Prints one sentence about the spikes since the last logged line, and writes an event for each.
+
+        It names the documents that stand out in the first one's batch; `state` is the one of the logged line.
+        """
         finite = [spike for spike in spikes if all(map(math.isfinite, spike.values.values()))]  # others end the run
         if not finite:
             return
@@ -169,7 +171,22 @@ class Guard:
         more = ""
         if len(finite) > 1:
             more = f"; {len(finite) - 1} more up to step {finite[-1].step:,}"
-        self._metrics.say(f"Step {finite[0].step:,} spikes: {finite[0].reason}{more}. Nothing is done about it.")
+        with self._recent.apart():
+            which = self._documents_in_words(finite[0], state if len(finite) == len(spikes) else None)
+        self._metrics.say(
+            f"Step {finite[0].step:,} spikes: {finite[0].reason}{more}. {which} Nothing is done about it."
+        )
+
+    def _documents_in_words(self, spike: Spike, state: TrainState | None) -> str:
+        """Returns a sentence that names the documents that stand out; without a finite state, the first ones."""
+        try:
+            if state is not None:
+                return _in_words(self._rows_that_stand_out(spike, state))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        names = in_parentheses(*spike.documents.some(MOST_NAMED, MOST_BYTES))
+        return f"Which rows of its batch stand out is not known{names}."
 
     def _write_dropped(self, upto: int, state: TrainState) -> None:
         """Leaves the steps whose updates were dropped out of the figures, and writes them down."""
@@ -283,13 +300,8 @@ def _named(rows: Sequence[RowEntry]) -> str:
     names = dict[str, None]()  # a set that keeps its order
     for row in rows:
         for document in row.get("documents", ()):
-            file = document["unit"].rpartition("/")[2]
-            names[f"{file}, document {document['document']:,}"] = None
-    if not names:
-        return ""
-    some = list(names)[:MOST_NAMED]
-    more = f"; and {len(names) - len(some):,} more" if len(names) > len(some) else ""
-    return f" ({'; '.join(some)}{more})"
+            names[short_name(document["unit"], document["document"])] = None
+    return in_parentheses(list(names)[:MOST_NAMED], max(0, len(names) - MOST_NAMED))
 
 
 def _number(value: float) -> float | None:

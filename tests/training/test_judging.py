@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from limba.config import DataConfig, GuardConfig, LossConfig, NonFiniteError, RunConfig
+from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments
 from limba.model import Network
 from limba.training import guard as judging
 from limba.training.guard import Guard
@@ -23,6 +24,7 @@ from limba.training.skipped_batches import SkippedBatches, entries_of
 from limba.training.spikes import Spike, Window
 from limba.training.state import TrainState
 from tests import tiny
+from tests.training.batch_documents import batch_documents
 
 pytestmark = pytest.mark.core
 SMALL = tiny.model(
@@ -152,9 +154,16 @@ def guard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def add(guard: Guard, step: int, loss: float, norm: float = 1.0, limits: tuple[np.ndarray, ...] = ()) -> list[Number]:
+def add(
+    guard: Guard,
+    step: int,
+    loss: float,
+    norm: float = 1.0,
+    limits: tuple[np.ndarray, ...] = (),
+    documents: BatchDocuments = NO_DOCUMENTS,
+) -> list[Number]:
     values = {"loss": Number(loss), "gradient_norm": Number(norm), "update_norm": Number(1.0)}
-    guard.after(step, {0: np.zeros(1)}, values, limits)
+    guard.after(step, {0: np.zeros(1)}, values, limits, documents)
     return list(values.values())
 
 
@@ -177,16 +186,59 @@ def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None
     spikes = guard.spikes(100)
     assert [(spike.step, spike.number) for spike in spikes] == [(43, 1), (45, 1)]
     assert spikes[0].typical_loss == 3.0 and guard.spikes(100) == []
-    guard.warn(spikes)  # the spike at 45 ends the run
+    guard.warn(spikes[:1], state_at(47))
     assert guard._metrics.events == [
         (43, {"action": "warn", "reason": spikes[0].reason, "loss": 9.0, "gradient_norm": 1.0})
     ]
-    assert guard._metrics.said == [f"Step 43 spikes: {spikes[0].reason}. Nothing is done about it."]
-    guard.warn(spikes[1:])
+    which = "What stands out: row 2 of shard 0; row 1 of shard 1."
+    assert guard._metrics.said == [f"Step 43 spikes: {spikes[0].reason}. {which} Nothing is done about it."]
+    guard.warn(spikes[1:], state_at(47))  # the spike at 45 ends the run
     assert len(guard._metrics.said) == 1
     quiet = guard_of("off")
     add(quiet, 1, math.nan)
     assert quiet.spikes(9) == []
+
+
+OF_ROWS = {0: [[0], [1], [2, 81, 2, 3, 4], [5]], 1: [[6], [7, 8], [9], [10]]}
+
+
+def test_a_warning_names_the_documents_that_stand_out(guard_of: Any, tmp_path: Path) -> None:
+    guard = guard_of("warn")
+    for step in range(1, 40):
+        add(guard, step, 3.0)
+    add(guard, 40, 9.0, documents=batch_documents(tmp_path, OF_ROWS))
+    assert guard.judge(40, state_at(40)) is None
+    (said,) = guard._metrics.said
+    assert said.endswith(
+        ". What stands out: row 2 of shard 0 (part-07.txt.gz, document 2; part-07.txt.gz, document 81;"
+        " part-07.txt.gz, document 3; and 1 more); row 1 of shard 1 (part-07.txt.gz, document 7; part-07.txt.gz,"
+        " document 8). Nothing is done about it."
+    )
+
+
+@pytest.mark.parametrize("reason", ["no memory", "not finite"])
+def test_a_warning_without_the_losses_of_rows_names_the_first_documents(
+    guard_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """A run does not end for a sentence; and after a step that is not finite no row has a loss."""
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    guard = guard_of("warn")
+    for step in range(1, 40):
+        add(guard, step, 3.0)
+    add(guard, 40, 9.0, documents=batch_documents(tmp_path, OF_ROWS))
+    if reason == "no memory":
+        monkeypatch.setattr(judging, "gather_parameters", full)
+    else:
+        add(guard, 41, math.nan)
+    assert guard.judge(41, state_at(41)) is None
+    (said,) = guard._metrics.said
+    assert said.endswith(
+        ". Which rows of its batch stand out is not known (part-07.txt.gz, document 0; part-07.txt.gz, document 1;"
+        " part-07.txt.gz, document 2; and 9 more). Nothing is done about it."
+    )
 
 
 def test_a_step_that_may_be_dropped_goes_by_its_own_limits(guard_of: Any) -> None:

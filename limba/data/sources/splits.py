@@ -127,12 +127,13 @@ class Splits:
         return True
 
     @functools.cached_property
-    def _patterns(self) -> Mapping[str, Sequence[str]]:
+    def patterns(self) -> Mapping[str, Sequence[str]]:
+        """Split -> the patterns or addresses of its files."""
         return self._resolve()
 
     def is_carved(self, split: str) -> bool:
         """True if the split is carved out of the train split's files."""
-        return split in ("train", "validation") and "validation" not in self._patterns
+        return split in ("train", "validation") and "validation" not in self.patterns
 
     def carved_percent(self, split: str) -> float | None:
         """Returns the percentage of the train split that is carved out for validation; None if there is none."""
@@ -141,12 +142,12 @@ class Splits:
     def patterns_of_split(self, split: str) -> Sequence[str]:
         """Returns the patterns of the split's files; InputError for a split that the source does not have."""
         origin = "train" if self.is_carved(split) else split
-        if origin not in self._patterns:
+        if origin not in self.patterns:
             raise InputError(
-                f"{self.name} has no split {split!r}; it has {', '.join(self._patterns)}: set DataConfig.train_split or"
+                f"{self.name} has no split {split!r}; it has {', '.join(self.patterns)}: set DataConfig.train_split or"
                 " DataConfig.validation_split to one of these."
             )
-        return self._patterns[origin]
+        return self.patterns[origin]
 
     def list_files(self, patterns: Sequence[str]) -> list[File]:
         """Returns the files of a split, in order."""
@@ -169,11 +170,11 @@ class Splits:
 
     def listed_files(self, split: str) -> Listing:
         """Returns the split's files for another process, which must read the same ones."""
-        return Listing(self._patterns, self.listed(split))
+        return Listing(self.patterns, self.listed(split))
 
     def read_listed(self, split: str, found: Listing) -> None:
         """Reads the files that another process has listed, and none that has appeared since."""
-        self._patterns = found.patterns
+        self.patterns = found.patterns
         with self._lock:
             self._files[tuple(self.patterns_of_split(split))] = list(found.files)
 

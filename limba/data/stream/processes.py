@@ -351,14 +351,14 @@ def serve(file_descriptor: int) -> None:
         def opened() -> None:
             stream.append(stack.enter_context(contextlib.closing(_open(opening, listings))))
 
-        _answer(connection, opened, opening.shards)
+        answer(connection, opened, opening.shards)
         while stream:
             try:
                 name, arguments = connection.recv()
             except EOFError:
                 return
             call = getattr(stream[0], name)
-            _answer(connection, lambda call=call, arguments=arguments: call(*arguments), opening.shards)
+            answer(connection, lambda call=call, arguments=arguments: call(*arguments), opening.shards)
 
 
 def _listings_as_json(listings: Mapping[str, Listing]) -> str:
@@ -386,7 +386,7 @@ def _open(opening: Opening, listings: Mapping[str, Listing]) -> TrainStream:
     return TrainStream(task, opening.lengths, opening.config, opening.shards, opening.num_processes, opening.deal)
 
 
-def _answer(connection: Connection, call: Callable[[], object], shards: Sequence[int]) -> None:
+def answer(connection: Connection, call: Callable[[], object], shards: Sequence[int]) -> None:
     """Sends the outcome of a call, or that there is no memory left for it."""
     outcome = _outcome(call, shards)
     try:

@@ -235,7 +235,7 @@ def test_the_first_column_of_a_csv_file_stands_in_for_text(tmp_path, caplog):
 
 
 def test_what_holds_for_a_thousand_corpora_is_said_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(notices, "_TOLD", set())
+    monkeypatch.setattr(notices, "TOLD", set())
     paths = [tmp_path / f"{number:03}.csv" for number in range(70)]
     for path in paths:
         path.write_text("body,other\nOne text,1\n")
@@ -355,7 +355,7 @@ def test_a_tsv_quotation_with_one_empty_first_field_is_read(tmp_path, rows):
 
 
 def test_an_open_quotation_of_tsv_is_looked_for_only_in_lines_with_a_quotation_mark(monkeypatch):
-    monkeypatch.setattr(tables, "_ENDS", None)
+    monkeypatch.setattr(tables, "QUOTATION_ENDS", None)
     lines = ['a\t"b\n', "\tc\n", "\td\n"]
     assert [row for _, row in tables.tsv_rows(iter(lines))] == [["a", '"b'], ["", "c"], ["", "d"]]
 
