@@ -9,6 +9,7 @@ the same loss as in a row of its own (Raffel et al. 2020, arXiv:1910.10683, sect
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -170,7 +171,8 @@ class _Packed(Derived):
                 features[name][start:stop] = vector
                 features[f"{name}_segment_ids"][start:stop] = segment
                 start = stop
-        documents = [document for example in examples for document in example.item.documents]
+        of_examples = itertools.chain.from_iterable(example.item.documents for example in examples)
+        documents = list(dict.fromkeys(of_examples))  # examples of TensorFlow have the same ones
         tasks = [task for example in examples for task in example.item.tasks]
         return Item(features, documents, place, None, tasks)
 

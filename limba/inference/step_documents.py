@@ -10,6 +10,7 @@ from etils import epath
 
 from limba.config import InputError, RunConfig, reason_of
 from limba.data.objectives import derive_lengths
+from limba.data.objectives.choice import is_without_tensorflow
 from limba.data.stream.names import BatchDocuments, NamedDocument
 from limba.data.stream.positions import DataPositions, Position, of_another_order
 from limba.data.stream.shard import Made, Recipe, Shard, ShardPlace
@@ -46,8 +47,8 @@ def documents_of_step(
     The corpus must be the one that the run has read. Steps after the newest checkpoint are read on from it: they are
     what a resumed run will read. Raises InputError for another directory, for a step before the run's text began or
     far behind its end, for a corpus that has changed, and for a task whose source nobody can number: it is not one of
-    limba.data.sources, and divides itself among the data shards. A source of others that the run deals document by
-    document is read again from its beginning.
+    limba.data.sources, and divides itself among the data shards or has preprocessors in TensorFlow. A source of others
+    that the run deals document by document is read again from its beginning.
 
     >>> documents_of_step("runs/demo", 0)
     Traceback (most recent call last):
@@ -95,10 +96,17 @@ def documents_of_step(
 
 
 def _check_dealt(recipe: Recipe) -> None:
-    """Raises InputError if a source of others gives a shard documents that have no number in the source."""
+    """Raises InputError if a row of a source of others does not have its documents' numbers in the source."""
     Shard(recipe, 0)  # opens them
     for part in recipe.parts:
-        if part.name not in recipe.sources and part.name not in recipe.opened:
+        if part.name in recipe.sources:
+            continue
+        if not is_without_tensorflow(part):
+            raise InputError(
+                f"The documents of task {part.name} have no names: its source is not one of limba.data.sources, and its"
+                " preprocessors are in TensorFlow; set DataConfig.data_files to its files."
+            )
+        if part.name not in recipe.opened:
             raise InputError(
                 f"The documents of task {part.name} have no names: its source is not one of limba.data.sources, and"
                 " divides itself among the data shards; set DataConfig.data_files to its files."

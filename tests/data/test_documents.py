@@ -376,7 +376,10 @@ def as_it_is(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("steps", [[], [as_it_is]], ids=["plain", "tensorflow"])
 def test_documents_of_a_function_are_named_by_their_numbers(steps: list) -> None:
-    """Over several epochs, of which the shards have 45 documents each; packed, as span corruption makes its rows."""
+    """Over several epochs, of which the shards have 45 documents each; packed, as span corruption makes its rows.
+
+    After a step in TensorFlow a row may be made of any of hundreds, and they would be larger than the rows.
+    """
     source = seqio.FunctionDataSource(letters, splits=("train",))
     name = register("of_a_function", source, *steps, tokenize_documents, span_corruption)
     config = config_of(name)
@@ -393,7 +396,11 @@ def test_documents_of_a_function_are_named_by_their_numbers(steps: list) -> None
                 tokens = np.concatenate([rows[shard][name][row] for name in lengths])
                 held = {token - 3 - LETTERS.start for token in tokens.tolist() if token - 3 in LETTERS}
                 numbers = {document.row for document in named}
-                assert all(document.is_exact == (steps == []) for document in named)
-                assert numbers == held if not steps else numbers >= held, (shard, row)
+                if steps:
+                    assert held and named == []
+                    continue
+                assert all(document.is_exact for document in named)
+                assert numbers == held, (shard, row)
                 assert {number % NUM_SHARDS for number in numbers} == {shard}
-    assert {f"epoch {epoch} of task of_a_function" for epoch in (1, 2, 3)} <= units
+    if not steps:
+        assert {f"epoch {epoch} of task of_a_function" for epoch in (1, 2, 3)} <= units

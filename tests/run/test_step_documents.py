@@ -218,5 +218,21 @@ def test_documents_that_a_source_divides_itself_have_no_names(of_a_function: Run
     config = dataclasses.replace(of_a_function, data=data)
     Path(config.model_dir).mkdir()
     write_config(config, "")
-    with pytest.raises(InputError, match="The documents of task streamed_texts have no names: its source is not one"):
+    with pytest.raises(InputError, match="The documents of task streamed_texts have no names: .* divides itself among"):
         documents_of_step(config.model_dir, 1)
+
+
+def test_documents_of_a_function_have_no_names_after_tensorflow(of_a_function: RunConfig) -> None:
+    task = seqio.TaskRegistry.get("streamed_texts")
+    seqio.TaskRegistry.remove("streamed_texts")
+    in_tensorflow = lambda dataset: dataset.map(lambda document: document)
+    seqio.TaskRegistry.add(
+        "streamed_texts",
+        source=task.source,
+        preprocessors=[in_tensorflow, *task.preprocessors],
+        output_features=task.output_features,
+    )
+    Path(of_a_function.model_dir).mkdir()
+    write_config(of_a_function, "")
+    with pytest.raises(InputError, match="The documents of task streamed_texts have no names: .* in TensorFlow; set"):
+        documents_of_step(of_a_function.model_dir, 1)

@@ -26,6 +26,8 @@ from limba.data.bridge.graph import TRACING, SharedGraph, maps_in_turn
 from limba.data.bridge.tokens import by_our_encoder, noticed_ignore_errors
 from limba.data.dataset import Dataset, Document, Item, Place, Spec, Step
 from limba.data.draws import Draws
+from limba.data.sources.documents import Documents
+from limba.data.sources.first_example import FirstExample
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -65,10 +67,6 @@ class NumberedDocuments(Protocol):
         """Returns which document a shard has at an index that was read."""
         ...
 
-    def take_handed(self) -> list[Document]:
-        """Returns the documents that were read since the last call; of many, the last ones."""
-        ...
-
 
 class OfTensorflow(Dataset):
     """The elements of a tf.data.Dataset, `source`.
@@ -76,8 +74,9 @@ class OfTensorflow(Dataset):
     A place has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
     installed TensorFlow cannot read, or that has none, is read again from the beginning. `entered` are the documents
     that the source reads; an element's own documents are not known exactly. `shared` is the graph that has made the
-    source for a shard with its seeds. `numbered` are the documents of a source of others, which the elements are, or
-    (`is_made`) are made of.
+    source for a shard with its seeds. `numbered` are the documents of a source of others, which the elements are; what
+    is made of them in TensorFlow has no documents, since many would travel with each row. `first` is told of the first
+    element, before its block leaves TensorFlow.
 
     Examples leave TensorFlow in blocks, since each call of its iterator takes a third of a millisecond.
     """
@@ -89,7 +88,7 @@ class OfTensorflow(Dataset):
         entered: Numbered | None = None,
         shared: OfShard | None = None,
         numbered: NumberedDocuments | None = None,
-        is_made: bool = False,
+        first: FirstExample | None = None,
     ):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
         size = int(source.cardinality())
@@ -99,7 +98,7 @@ class OfTensorflow(Dataset):
         self.entered = entered
         self.shared = shared
         self.numbered = numbered
-        self._is_made = is_made
+        self.first = first
         self.leaves_in_blocks = bool(spec) and all(map(_can_be_padded, spec.values()))
 
     def read(self, place: Place = None) -> Iterator[Item]:
@@ -109,26 +108,20 @@ class OfTensorflow(Dataset):
         """
         reading = _OfTensorflow(self, place)
         documents: list[list[Document]] = [[], []]
+        of_block: Sequence[Document] = ()
         num_done = 0 if place is None else place["elements"]
         while block := reading.next_block():
-            handed = self._take_handed()
+            handed = self.entered.take_handed() if self.entered is not None else []
             if handed:
                 documents = [documents[1], handed]
+                of_block = tuple(documents[0] + documents[1])  # one for all elements: it is pickled once
             first = reading.number - len(block)
             for number, element in enumerate(block, first + 1):
                 if number > num_done:
-                    of_element = documents[0] + documents[1]
-                    if self.numbered is not None and not self._is_made:
+                    of_element = of_block
+                    if self.numbered is not None:
                         of_element = [self.numbered.document(number - 1)]
                     yield Item(element, of_element, {"elements": number, "kept": reading.kept})
-
-    def _take_handed(self) -> list[Document]:
-        """Returns the documents that preprocessors have been given since the last call."""
-        if self.entered is not None:
-            return self.entered.take_handed()
-        if self.numbered is not None and self._is_made:
-            return self.numbered.take_handed()
-        return []
 
 
 class _OfTensorflow:
@@ -141,6 +134,8 @@ class _OfTensorflow:
         self.number = 0  # elements that have left TensorFlow
         self.kept: Place = None  # a checkpoint before a block
         self._kept_at = time.monotonic()
+        # A checkpoint is read by an iterator of the same parts. Whoever goes on from one has its first example.
+        self._is_noted = place is None and dataset.leaves_in_blocks and dataset.first is not None
         _OPEN.add(self)
         if place is not None and place["kept"] is not None and self._entered is not None:
             self._restore(place["kept"], self._entered)
@@ -163,11 +158,19 @@ class _OfTensorflow:
             raise failure from None
         elements = _examples_of(*block) if self._dataset.leaves_in_blocks else [block]
         self.number += len(elements)
+        if self._dataset.first is not None:
+            self._dataset.first.note_given()
         return elements
 
     def _new_iterator(self) -> Iterator:
         source = self._dataset.source
+        if self._is_noted:
+            source = _noted(source, self._note_first)
         return iter(_single_threaded(_in_blocks(source) if self._dataset.leaves_in_blocks else source))
+
+    def _note_first(self) -> None:
+        if self._dataset.first is not None:
+            self._dataset.first.note_held(self._dataset, EXAMPLES_A_BLOCK)
 
     def _keep_from_time_to_time(self) -> None:
         """Makes a checkpoint of what has been read so far, if the last one is old."""
@@ -179,7 +182,8 @@ class _OfTensorflow:
             return
         documents = self._entered.kept  # not later than what the checkpoint has read
         try:
-            self.kept = {"elements": self.number, "documents": documents, "files": self._checkpoint()}
+            files = self._checkpoint()
+            self.kept = {"elements": self.number, "documents": documents, "noted": self._is_noted, "files": files}
         except tf.errors.FailedPreconditionError:  # a step calls Python, as by `in_tensorflow`
             self._entered = None
         self._kept_at = time.monotonic()
@@ -195,6 +199,7 @@ class _OfTensorflow:
     def _restore(self, kept: Place, entered: Numbered) -> None:
         import tensorflow as tf
 
+        self._is_noted = kept.get("noted", False)  # which was not kept before
         iterator = self._new_iterator()
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -222,11 +227,32 @@ def _can_be_padded(spec: Any) -> bool:
     return is_content and spec.shape.rank is not None
 
 
-def _in_blocks(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns blocks of examples: (features, padded to the block's longest; the shapes that they had)."""
+def _noted(dataset: tf.data.Dataset, note: Callable[[], None]) -> tf.data.Dataset:
+    """Returns pairs of (element, a number); `note` is called when the first element has been made."""
     import tensorflow as tf
 
-    def with_shapes(example: Mapping[str, tf.Tensor]) -> tuple[Mapping[str, tf.Tensor], dict[str, tf.Tensor]]:
+    def call(number: np.int64) -> np.int64:
+        note()
+        return number
+
+    def noted(number: tf.Tensor) -> tf.Tensor:
+        # Declared stateless, so that tf.data can save and restore the iterator.
+        return tf.ensure_shape(tf.numpy_function(call, [number], tf.int64, stateful=False), [])
+
+    others = tf.data.Dataset.from_tensors(np.int64(0)).repeat()
+    notes = tf.data.Dataset.range(1).map(noted).concatenate(others)
+    # `zip` asks for the element first, then for its note: Python is called once, not for each element.
+    return tf.data.Dataset.zip((dataset, notes))
+
+
+def _in_blocks(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns blocks of examples, also of `_noted`: (features, padded to the block's longest; the shapes they had)."""
+    import tensorflow as tf
+
+    def with_shapes(
+        example: Mapping[str, tf.Tensor], *note: tf.Tensor
+    ) -> tuple[Mapping[str, tf.Tensor], dict[str, tf.Tensor]]:
+        del note
         return example, {name: tf.shape(value) for name, value in example.items()}
 
     return dataset.map(with_shapes).padded_batch(EXAMPLES_A_BLOCK)
@@ -484,34 +510,34 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
         return transformed
 
     seed = dataset.take_draws().seed_of_seqio()
+    first: FirstExample | None = None
+    if isinstance(dataset, Documents):
+        first = dataset.first_example
     if isinstance(dataset, OfTensorflow):
+        first = dataset.first
         if dataset.shared is not None:
             graph = dataset.shared.graph.followed(steps, apply)
             if graph is not None:
                 shared = OfShard(graph, dataset.shared.shard, (*dataset.shared.seeds, seed))
-                return OfTensorflow(
-                    shared.dataset(), dataset.failure, shared=shared, numbered=dataset.numbered, is_made=True
-                )
+                return OfTensorflow(shared.dataset(), dataset.failure, shared=shared, first=first)
         documents = None
-        numbered = dataset.numbered
         of_source = dataset.source
         failure_of_all = dataset.failure
     else:
         documents = Numbered(dataset)
-        numbered = None
         failure_of_all = lambda error: documents.failure or failure(error)
         if dataset.cardinality is None:
             of_all = _shared_documents(steps, dataset.spec, arguments)
             graph = of_all.graph.followed(steps, apply)
             if graph is not None and not graph.calls_python:
                 shared = OfShard(graph, of_all.add(documents), (seed,))
-                return OfTensorflow(shared.dataset(), failure_of_all, documents, shared)
+                return OfTensorflow(shared.dataset(), failure_of_all, documents, shared, first=first)
         of_source = documents.in_tensorflow()
         if dataset.cardinality is not None:
             of_source = of_source.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
     with maps_in_turn(), seqio.map_seed_manager(seed):
         of_source = apply(of_source)
-    return OfTensorflow(of_source, failure_of_all, documents, numbered=numbered, is_made=True)
+    return OfTensorflow(of_source, failure_of_all, documents, first=first)
 
 
 def _spec(tensor: Any) -> Spec:

@@ -41,8 +41,8 @@ MOST_WAITING_BYTES = 1 << 28  # of documents that wait for their shard in memory
 BYTES_A_FILE = 1 << 26
 BYTES_CHECKED = 64  # of each part of a document, and its length
 BYTES_A_ROW = 120  # of Python's own, about
-MOST_BLOCKS_NAMED = 32  # of which documents are remembered until somebody asks which they were
 DOCUMENTS_A_CHECK = 1024  # of a source that no reading in Python deals
+NO_CHECK = 1 << 62  # documents are never read
 MOST_OPENINGS = 16  # at once; preprocessors that read their data set at several places need several
 
 
@@ -64,11 +64,10 @@ class Undivided:
         # shard -> number of documents -> their checksum, of what it had taken at the position that it resumes from
         self._expected: dict[int, dict[int, int]] = {}
         self._num_same: dict[int, int] = {}  # shard -> the documents that were the same as before
-        self.taken: dict[int, deque[range]] = {}  # shard -> indices of its documents that nobody has asked for yet
         self.marks: dict[int, tuple[Mark, ...]] = {}  # shard -> what it has taken: the first 1, 2, 4, …, and all
         self._graph = SharedGraph(self._dataset)
         self._first_examples: dict[int, FirstExample] = {}  # of the shards
-        self.ends: list[list[int]] = [[] for _ in range(self.num_shards)]  # documents of a shard up to each epoch's end
+        self._ends: list[list[int]] = [[] for _ in range(self.num_shards)]  # documents of a shard up to epochs' ends
         self._spec = source.element_spec
         self._kinds = [tensor_spec for tensor_spec in _flat(self._spec) if tensor_spec is not None]
         # Texts are passed on as they are: a function of TensorFlow's for each document costs more than all else here.
@@ -100,6 +99,7 @@ class Undivided:
             failure=lambda error: self.failure or self._failure_of(error),
             shared=shared,
             numbered=_Numbers(self, shard),
+            first=first,
         )
 
     def expect(self, shard: int, marks: Mapping[int, int]) -> None:
@@ -108,20 +108,24 @@ class Undivided:
 
     def end_epoch(self, number: int, size: int) -> None:
         """Notes how many documents an epoch has, of all shards; `number` counts from 1."""
-        for shard, ends in enumerate(self.ends):
+        for shard, ends in enumerate(self._ends):
             if number > len(ends):
                 before = ends[-1] if ends else 0
                 ends.append(before + len(range(shard, size, self.num_shards)))
 
-    def note_taken(self, shard: int, first: int, stop: int) -> None:
-        """Takes the indices of the documents that a shard has been given."""
-        self.taken.setdefault(shard, deque(maxlen=MOST_BLOCKS_NAMED)).append(range(first, stop))
+    def document(self, shard: int, index: int) -> Document:
+        """Returns the document that a shard has at an index, which its epoch and its number there name."""
+        ends = self._ends[shard]
+        epoch = bisect.bisect_right(ends, index)
+        before = ends[epoch - 1] if epoch else 0
+        row = (index - before) * self.num_shards + shard
+        return Document(self.number, epoch, chunk=0, row=row, piece=0, epochs=0.0)
 
     def check_first_example(self, shard: int, num_taken: int) -> None:
         """Raises InputError if a shard has taken too many documents without an example."""
         first = self._first_examples.get(shard)
         if first is not None and not first.is_there:
-            first.check(num_taken, bisect.bisect_right(self.ends[shard], num_taken))
+            first.check(num_taken, bisect.bisect_right(self._ends[shard], num_taken))
 
     def compare(self, shard: int, mark: Mark) -> None:
         """Notes what a shard has taken; InputError if they are other documents than it took before."""
@@ -224,19 +228,7 @@ class _Numbers(NamedTuple):
     shard: int
 
     def document(self, index: int) -> Document:
-        """Returns the document at an index, which its epoch and its number there name."""
-        ends = self.source.ends[self.shard]
-        epoch = bisect.bisect_right(ends, index)
-        before = ends[epoch - 1] if epoch else 0
-        row = (index - before) * self.source.num_shards + self.shard
-        return Document(self.source.number, epoch, chunk=0, row=row, piece=0, epochs=0.0)
-
-    def take_handed(self) -> list[Document]:
-        taken = self.source.taken.get(self.shard, deque())
-        documents = []
-        while taken:
-            documents += [self.document(index) for index in taken.popleft()]
-        return documents
+        return self.source.document(self.shard, index)
 
 
 class Opened:
@@ -305,33 +297,35 @@ def _repeated(
 ) -> OfTensorflow:
     """Returns the documents for some epochs, or endlessly: then `first` is asked from time to time.
 
-    The first and only data set is chosen for each document, which costs far less than a function for each.
+    The first and only data set is chosen for each document, which costs far less than a function for each. Python is
+    called no more once an example is there.
     """
     import tensorflow as tf
 
     repeated = documents.repeat(num_epochs)
     if num_epochs is not None:
-        return OfTensorflow(repeated, failure=failure)
+        return OfTensorflow(repeated, failure=failure, first=first)
     epoch_size = int(documents.cardinality())  # negative where it is not known
     refusal: InputError | None = None
 
     def check(num_read: np.int64) -> np.int64:
+        """Returns how many documents are read before the next check."""
         nonlocal refusal
-        num_epochs = int(num_read) // epoch_size if epoch_size > 0 else 0
+        num_whole = int(num_read) // epoch_size if epoch_size > 0 else 0
         try:
-            first.check(int(num_read), num_epochs)
+            first.check(int(num_read), num_whole)
         except InputError as error:
             refusal = error
             raise
-        return np.int64(0)
+        return np.int64(NO_CHECK if first.is_there else DOCUMENTS_A_CHECK)
 
     def choices(check_number: tf.Tensor) -> tf.data.Dataset:
         checked = tf.numpy_function(check, [check_number * DOCUMENTS_A_CHECK], tf.int64)
-        return tf.data.Dataset.from_tensors(tf.ensure_shape(checked, [])).repeat(DOCUMENTS_A_CHECK)
+        return tf.data.Dataset.from_tensors(np.int64(0)).repeat(tf.ensure_shape(checked, []))
 
     choice = tf.data.Dataset.range(2**62).flat_map(choices)
     watched = tf.data.Dataset.choose_from_datasets([repeated], choice)
-    return OfTensorflow(watched, failure=lambda error: refusal or failure(error))
+    return OfTensorflow(watched, failure=lambda error: refusal or failure(error), first=first)
 
 
 class _Opening:
@@ -349,8 +343,7 @@ class _Opening:
     def take(self, shard: int) -> list[Row]:
         """Returns the shard's next block: its length depends on the documents alone, not on when they were read."""
         waiting = self._waiting[shard]
-        first = self._marks[shard][0]
-        self._source.check_first_example(shard, first)
+        self._source.check_first_example(shard, self._marks[shard][0])
         rows: list[Row] = []
         num_bytes = 0
         while len(rows) < DOCUMENTS_A_BLOCK and num_bytes < BYTES_A_BLOCK:
@@ -363,7 +356,6 @@ class _Opening:
             self._marks[shard] = (number + 1, _checksum(row, checksum))
             self._source.compare(shard, self._marks[shard])
         self.next_block[shard] += 1
-        self._source.note_taken(shard, first, first + len(rows))
         return rows
 
     def _read_for(self, shard: int) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,7 +35,7 @@ FirstEpochs = Mapping[str, int]
 FETCHED_ROWS = 32  # rows that are made at once
 ROWS_AHEAD = 64  # of a shard, at least a batch
 MOST_WITHOUT_ROW = 10_000  # documents of which preprocessors make none
-MOST_IN_TENSORFLOW = 100_000  # the same of preprocessors in TensorFlow, which may hold examples back to shuffle them
+MOST_IN_TENSORFLOW = 100_000  # the same in TensorFlow, whose preprocessors may hold examples back to shuffle them
 MOST_TOKENS_AT_ONCE = 1 << 17  # of a shard, that one call of the tokenizer makes: half a MiB
 
 
@@ -161,7 +163,8 @@ class Recipe:
             documents.first_example = first
         else:  # a source of others may be slow, or shared by the shards: no document is read before it is due
             seed = Draws(config.seed, part.name).seed_of_seqio(number=1)
-            first = FirstExample(part.name, f"The source of task {part.name}", shard, most_documents)
+            named = f"The source of task {part.name}"
+            first = FirstExample(part.name, named, shard, most_documents, self._examples_made[part.name])
             documents = self._foreign_documents(part, shard, seed, first, number)
             buffered = buffered or self._buffer_of(part)
         documents.rows_per_block = rows_at_once
@@ -170,7 +173,8 @@ class Recipe:
 
     def _most_without_row(self, part: Task, rows_at_once: int) -> int:
         """Returns after how many documents a task must have made a row."""
-        most = MOST_WITHOUT_ROW if is_without_tensorflow(part) else MOST_IN_TENSORFLOW
+        is_plain = part.name in self.sources and is_without_tensorflow(part)
+        most = MOST_WITHOUT_ROW if is_plain else MOST_IN_TENSORFLOW
         if is_supervised(part):
             return most
         # Rows are made of blocks of tokens, and a document may have one token.
@@ -181,6 +185,11 @@ class Recipe:
         """The tokens that one call of the tokenizer makes for a task in a shard: about those of the next batches."""
         num_rows = max(ROWS_AHEAD, self.config.rows_per_shard)
         return min(num_rows * sum(self.lengths.values()), MOST_TOKENS_AT_ONCE) // len(self.parts)
+
+    @functools.cached_property
+    def _examples_made(self) -> defaultdict[str, threading.Event]:
+        """Task with a source of others -> whether a shard of this process has an example: few may have one early."""
+        return defaultdict(threading.Event)
 
     @functools.cached_property
     def opened(self) -> bridge.Opened:

@@ -20,6 +20,7 @@ from limba.config import DataConfig, InputError
 from limba.data.bridge import dealt as undivided
 from limba.data.bridge.dealt import Undivided
 from limba.data.bridge.graph import SharedGraph
+from limba.data.dataset import Dataset, preprocessor
 from limba.data.sources import first_example
 from limba.data.stream import shard as shard_rows
 from limba.data.stream.stages import open_stream
@@ -329,7 +330,12 @@ def test_documents_that_wait_for_a_shard_that_is_behind_are_in_files(monkeypatch
     monkeypatch.setattr(undivided, "BYTES_A_FILE", 5_000)
     files = []
     temporary = tempfile.TemporaryFile
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: files.append(temporary()) or files[-1])
+
+    def noted_file() -> Any:
+        files.append(temporary())
+        return files[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", noted_file)
     whole = tf.data.Dataset.range(3000).map(tf.strings.as_string)
     dealt = Undivided("any", whole, config_of(num_epochs=1, num_data_shards=3, batch_size=12), lambda error: None)
     parts = [dealt.documents(shard) for shard in range(3)]
@@ -373,7 +379,7 @@ def test_a_source_of_which_preprocessors_keep_nothing_is_one_sentence(
     monkeypatch.setattr(shard_rows, "MOST_IN_TENSORFLOW", 4_000)
     monkeypatch.setattr(first_example, "WITHOUT_AN_EPOCH", 2)
     is_known_to_end = source is of_known_size or (num_shards > 1 and source.num_texts is not None)
-    where = r"in \d+ epoch\(s\)" if is_known_to_end else "before the end of an epoch"
+    where = r"in \d+ epoch\(s\)" if is_known_to_end else "and where its epochs end is not known"
     config = config_of(num_data_shards=num_shards)
     stream = open_stream(task_of(source, nothing), LENGTHS, config, range(num_shards))
     with contextlib.closing(stream), pytest.raises(InputError) as refusal:
@@ -408,6 +414,68 @@ def test_the_first_row_may_come_at_the_end_of_an_epoch(
     with contextlib.closing(stream):
         batch = next(stream)
     assert all(rows["targets"].any(axis=1).all() for rows in batch.values())
+
+
+def in_python(dataset: Dataset) -> Dataset:
+    return dataset.map(lambda document: document)
+
+
+@pytest.mark.parametrize("num_kept", [1, 5, 7])
+@pytest.mark.parametrize("num_shards", [1, NUM_SHARDS])
+@pytest.mark.parametrize("steps", [[], [preprocessor(in_python)]], ids=["tensorflow", "python after it"])
+def test_fewer_examples_an_epoch_than_leave_tensorflow_at_once(
+    num_kept: int, num_shards: int, steps: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was refused, since the examples waited until eight of them were there."""
+    monkeypatch.setattr(shard_rows, "MOST_IN_TENSORFLOW", 150)
+    num_texts = 400 * num_shards
+
+    def numbers(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        return tf.data.Dataset.range(num_texts)
+
+    def few(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        kept = dataset.filter(lambda number: number // num_shards % 400 >= 400 - num_kept)
+        return kept.map(lambda number: dict.fromkeys(LENGTHS, tf.cast([number + 1], tf.int32)))
+
+    task = task_of(numbers)
+    task = seqio.Task("few", task.source, task.output_features, [few, *steps])
+    config = config_of(num_data_shards=num_shards, batch_size=2 * num_shards, shuffle=False)
+    with contextlib.closing(open_stream(task, LENGTHS, config, range(num_shards))) as stream:
+        batch = next(stream)
+    for shard in range(num_shards):
+        kept = [number * num_shards + shard + 1 for number in range(400 - num_kept, 400)]
+        expected = [*kept, *kept][:2]
+        assert batch[shard]["targets"][:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("drops_all", [False, True])
+def test_a_run_goes_on_where_one_shard_has_an_example(drops_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few documents of an endless function are kept, by Python too: one shard may have none for long."""
+    monkeypatch.setattr(shard_rows, "MOST_IN_TENSORFLOW", 100)
+    monkeypatch.setattr(first_example, "WITHOUT_AN_EPOCH", 3)
+
+    def numbers(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        return tf.data.Dataset.range(2**62).map(lambda number: dict.fromkeys(LENGTHS, tf.repeat(number + 1, 1)))
+
+    def has_example(example: Mapping[str, np.ndarray]) -> bool:
+        number = int(example["targets"][0]) - 1
+        first_of_shard = 200 if number % 2 == 0 else 2_000
+        return not drops_all and number >= first_of_shard
+
+    @preprocessor
+    def rare(dataset: Dataset) -> Dataset:
+        return dataset.flat_map(lambda example, _: [example] if has_example(example) else [])
+
+    plain = task_of(numbers)
+    task = seqio.Task("rare", plain.source, plain.output_features, [rare])
+    config = config_of(num_data_shards=2, batch_size=2, shuffle=False)
+    with contextlib.closing(open_stream(task, LENGTHS, config, range(2))) as stream:
+        if drops_all:
+            with pytest.raises(InputError, match="The source of task rare gives no row"):
+                next(stream)
+            return
+        batch = next(stream)
+    assert [batch[shard]["targets"][0, 0] for shard in range(2)] == [201, 2_002]
 
 
 def test_a_function_that_fails_in_the_middle_is_one_sentence_of_all_shards() -> None:
