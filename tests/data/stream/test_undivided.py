@@ -428,13 +428,13 @@ def test_fewer_examples_an_epoch_than_leave_tensorflow_at_once(
 ) -> None:
     """The run was refused, since the examples waited until eight of them were there."""
     monkeypatch.setattr(shard_rows, "MOST_IN_TENSORFLOW", 150)
-    num_texts = 400 * num_shards
+    num_texts = 4_000 * num_shards
 
     def numbers(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         return tf.data.Dataset.range(num_texts)
 
     def few(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        kept = dataset.filter(lambda number: number // num_shards % 400 >= 400 - num_kept)
+        kept = dataset.filter(lambda number: number // num_shards >= 4_000 - num_kept)
         return kept.map(lambda number: dict.fromkeys(LENGTHS, tf.cast([number + 1], tf.int32)))
 
     task = task_of(numbers)
@@ -443,7 +443,7 @@ def test_fewer_examples_an_epoch_than_leave_tensorflow_at_once(
     with contextlib.closing(open_stream(task, LENGTHS, config, range(num_shards))) as stream:
         batch = next(stream)
     for shard in range(num_shards):
-        kept = [number * num_shards + shard + 1 for number in range(400 - num_kept, 400)]
+        kept = [number * num_shards + shard + 1 for number in range(4_000 - num_kept, 4_000)]
         expected = [*kept, *kept][:2]
         assert batch[shard]["targets"][:, 0].tolist() == expected
 
@@ -459,7 +459,7 @@ def test_a_run_goes_on_where_one_shard_has_an_example(drops_all: bool, monkeypat
 
     def has_example(example: Mapping[str, np.ndarray]) -> bool:
         number = int(example["targets"][0]) - 1
-        first_of_shard = 200 if number % 2 == 0 else 2_000
+        first_of_shard = 200 if number % 2 == 0 else 40_000
         return not drops_all and number >= first_of_shard
 
     @preprocessor
@@ -475,7 +475,7 @@ def test_a_run_goes_on_where_one_shard_has_an_example(drops_all: bool, monkeypat
                 next(stream)
             return
         batch = next(stream)
-    assert [batch[shard]["targets"][0, 0] for shard in range(2)] == [201, 2_002]
+    assert [batch[shard]["targets"][0, 0] for shard in range(2)] == [201, 40_002]
 
 
 def test_a_function_that_fails_in_the_middle_is_one_sentence_of_all_shards() -> None:
