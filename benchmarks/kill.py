@@ -28,12 +28,13 @@ from typing import Any
 
 from limba.cli import program
 from limba.cli.arguments import Parser
-from limba.config import InputError, environment
+from limba.config import InputError, RestartError, environment
 
 ROOT = Path(__file__).parent.parent
 DEVICES = 4
 MINUTES = 10  # for a start's first step
 LONGEST_WAIT = 4.0  # seconds from the first batches to a kill
+MOST_BATCHES = 100  # that a start reads beyond the one before it: however slow this process is, the run waits for it
 SMALL = (
     "--gin.BATCH_SIZE=8",
     "--gin.config.DataConfig.num_data_shards=4",
@@ -116,11 +117,12 @@ def environments(hosts: int, hashes: Path) -> list[dict[str, str]]:
     return of_processes
 
 
-def _start(arguments: Sequence[str], hosts: int, hashes: Path) -> list[subprocess.Popen]:
+def _start(arguments: Sequence[str], hosts: int, hashes: Path, last_batch: int = 0) -> list[subprocess.Popen]:
+    """Starts the processes of a run; those of one that is to be killed stand still at their last batch."""
     return [
         subprocess.Popen(
             [sys.executable, "-c", RECORDING, *arguments],
-            env=variables,
+            env={**variables, "STUCK_AT": str(last_batch)},
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -157,11 +159,13 @@ def _finish(started: list[subprocess.Popen]) -> None:
 def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Path, moments: random.Random) -> bool:
     """Starts the run and kills it; returns False if it has ended before."""
     before = len(hashes.read_text().splitlines()) if hashes.exists() else 0
-    started = _start(arguments, hosts, hashes)
+    newest = max((batch for _, batch in hashes_in(hashes)), default=0) if hashes.exists() else 0
+    started = _start(arguments, hosts, hashes, newest + MOST_BATCHES)
     deadline = time.monotonic() + 60 * MINUTES
     at_once = moments.random() < 0.15  # while it still imports, restores or compiles
+    enough = before + 8 * moments.randint(1, 6)
     while not at_once and all(process.poll() is None for process in started):
-        if hashes.exists() and len(hashes.read_text().splitlines()) > before + 8 * moments.randint(1, 6):
+        if hashes.exists() and len(hashes.read_text().splitlines()) > enough:
             break
         if time.monotonic() > deadline:
             for process in started:
@@ -175,7 +179,9 @@ def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Pa
         process.send_signal(signal.SIGKILL)
         time.sleep(moments.uniform(0.0, 0.2))
     for process in started:
-        process.communicate()
+        output = process.communicate()[0]
+        if process not in alive and process.returncode not in (0, RestartError.exit_status):
+            raise InputError(f"A run failed before it was killed, with {output.strip()[-500:]!r}.")
     return bool(alive)
 
 
@@ -189,11 +195,14 @@ def compare(times: int, steps: int, seed: int, hosts: Sequence[int], arguments: 
         common = [*arguments, f"--gin.TRAIN_STEPS={steps}", "--gin.LOG_PERIOD=1"]
         _finish(_start([*common, f"--gin.MODEL_DIR={whole}"], one, Path(directory, "whole.txt")))
         kills = 0
+        saved_before_kills = []
         hosts_in_turn = [hosts[i % len(hosts)] for i in range(times)]
         for number in hosts_in_turn:
             kills += _kill_once(
                 [*common, f"--gin.MODEL_DIR={killed}"], number, Path(directory, "killed.txt"), killed, moments
             )
+            saved = [int(path.name) for path in killed.glob("checkpoints/*") if path.name.isdigit()]
+            saved_before_kills.append(max(saved, default=0))
         _finish(_start([*common, f"--gin.MODEL_DIR={killed}"], one, Path(directory, "killed.txt")))
         expected = hashes_in(Path(directory, "whole.txt"))
         read = hashes_in(Path(directory, "killed.txt"))
@@ -209,6 +218,7 @@ def compare(times: int, steps: int, seed: int, hosts: Sequence[int], arguments: 
             raise InputError(f"All batches are the same, and the losses of {len(others)} steps differ: {others[:5]}.")
         return {
             "kills": kills,
+            "saved_before_kills": saved_before_kills,
             "hosts": sorted(set(hosts_in_turn)),
             "batches_compared": len(expected.keys() & read.keys()),
             "batches_read_again": len(Path(directory, "killed.txt").read_text().splitlines()) - len(read),

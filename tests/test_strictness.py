@@ -99,6 +99,51 @@ def test_the_search_for_clocks_finds_what_it_should(line: str) -> None:
     assert list(by_the_clock(ast.parse(line)))
 
 
+# What a named tuple has, and what no library gives in another way; a test's own classes say `self`.
+PRIVATE_BUT_GIVEN = ("_replace", "_asdict", "_fields", "_NEXT_MAP_SEED", "_get_default_generation_params")
+PATCHES = ("setattr", "delattr", "getattr", "hasattr")
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """Yields the private names that a test uses: those of attributes, of imports, and those that it patches."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        line = 0
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+            names = [node.attr]
+            line = node.lineno
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("limba"):
+            names = [alias.name for alias in node.names]
+            line = node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in PATCHES:
+            names = [str(part.value) for part in node.args if isinstance(part, ast.Constant)]
+            line = node.lineno
+        for name in names:
+            last = name.rpartition(".")[2]
+            if last.startswith("_") and not last.startswith("__") and last not in PRIVATE_BUT_GIVEN:
+                yield f"{line}: {last}"
+
+
+def test_no_test_of_the_data_knows_the_inside_of_a_station() -> None:
+    """A promise is tested from outside, or what is tested is given by its room."""
+    files = [path for path in TESTS if place_of(path).startswith("tests/data/")]
+    wrong = [f"{place_of(path)}:{name}" for path in files for name in private_names(tree_of(path))]
+    assert len(files) > 30 and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "stream._recipe.deal",
+        "from limba.data.sources.tfds import _masked",
+        'monkeypatch.setattr(HubSource, "_patterns", {})',
+        'monkeypatch.setattr("limba.data.sources.hub_data._checked", None)',
+    ],
+)
+def test_the_search_for_private_names_finds_what_it_should(line: str) -> None:
+    assert len(list(private_names(ast.parse(line)))) == 1
+
+
 ENDLESS = """
 import subprocess, sys
 

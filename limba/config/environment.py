@@ -32,8 +32,8 @@ VARIABLES = {
 # 4 kB cost a fifth of the step. glibc reads this only when a process starts.
 LARGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # What helps where a step exchanges data between GPUs, by jaxlib 0.10's names (an unknown flag of XLA would end the
-# process; a test lets XLA read it). LIMBA_GPU_FLAGS=0 sets nothing. Not measured here on several GPUs. The sources,
-# which also say why nothing else is set: docs/gpus.md.
+# process; a test lets XLA read it). LIMBA_GPU_FLAGS=0 sets nothing. Not measured here on several GPUs. The sources:
+# docs/gpus.md; why nothing else is set: docs/development/proof.md.
 GPU_FLAGS_SWITCH = "LIMBA_GPU_FLAGS"
 # Moves exchanges beside computation. NVIDIA's JAX images set it: docs.nvidia.com/jax-toolbox/environment-variables
 GPU_XLA_FLAG = "--xla_gpu_enable_latency_hiding_scheduler"

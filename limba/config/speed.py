@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 LEAST_STEP_SECONDS = 0.005  # of any step: what starts its programs takes milliseconds, whatever the peak is
-# Share of the peak that matrix products reach. T5 base on one H200 28 to 34 %, mT5 base and T5 large on one H100 26 and
-# 31 % (docs/gpus.md); published: T5s on A100 25 to 37 %, language models of 345M to 750M on TPUs 35 to 39 %.
+# Share of the peak that matrix products reach. T5 base on one H200 28 to 34 %, mT5 base and T5 large on one H100 26
+# and 31 % (docs/development/proof.md); published: T5s on A100 25 to 37 %, language models of 345M to 750M on TPUs 35 to
+# 39 %.
 MFU = (0.2, 0.4)
 MEASURED = "T5 base had 28 to 34 % on one H200, and published runs lie between 25 and 39 %"
 # Bytes that cross a device's memory for each score of attention, where no kernel keeps them: written, normalized in

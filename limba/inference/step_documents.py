@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from etils import epath
@@ -12,7 +12,7 @@ from limba.config import InputError, RunConfig, reason_of
 from limba.data.objectives import derive_lengths
 from limba.data.stream.names import BatchDocuments, NamedDocument
 from limba.data.stream.positions import DataPositions, Position, of_another_order
-from limba.data.stream.shard import Recipe, Shard, ShardPlace
+from limba.data.stream.shard import Made, Recipe, Shard, ShardPlace
 from limba.data.stream.stages import task_of_stage
 from limba.formats import limba_checkpoint
 from limba.formats.open import read_config
@@ -45,7 +45,9 @@ def documents_of_step(
 
     The corpus must be the one that the run has read. Steps after the newest checkpoint are read on from it: they are
     what a resumed run will read. Raises InputError for another directory, for a step before the run's text began or
-    far behind its end, for a corpus that has changed, and for a task whose source is not one of limba.data.sources.
+    far behind its end, for a corpus that has changed, and for a task whose source nobody can number: it is not one of
+    limba.data.sources, and divides itself among the data shards. A source of others that the run deals document by
+    document is read again from its beginning.
 
     >>> documents_of_step("runs/demo", 0)
     Traceback (most recent call last):
@@ -66,12 +68,8 @@ def documents_of_step(
     if begins:
         task = pinned_for_run(task_of_stage(begins, first, lengths, data), config.model_dir)
     recipe = Recipe(task, lengths, data.of_stages[begins], deal_of_run(config, task, lengths, begins))
-    unnamed = [part.name for part in recipe.parts if part.name not in recipe.sources]
-    if unnamed:
-        raise InputError(
-            f"The documents of task {unnamed[0]} have no names, since its source is not one of"
-            " limba.data.sources; set DataConfig.data_files to its files."
-        )
+    if not recipe.is_exact:
+        _check_dealt(recipe)
     rows_of_ledger = _rows_of_ledger(directory / FILE, step) if stood_out else None
     known, places = _places_before(str(directory), recipe, step, begins)
     if step - known > MANY_BATCHES:
@@ -86,14 +84,7 @@ def documents_of_step(
             *(f"{number:,}" for number in (step, known, step - known)),
         )
     rows_of_step = []
-    for shard in range(recipe.config.num_shards):
-        place, skip = places.get(shard, (ShardPlace.beginning(), 0))
-        reading = Shard(recipe, shard).read(place)
-        made = None
-        for _ in range(skip + step - known):
-            made = next(reading, None)
-        if made is None:
-            continue  # the shard has ended
+    for shard, made in _made(recipe, places, step - known):
         documents = BatchDocuments({shard: made.documents}, recipe)
         for row in range(len(made.documents)):
             if rows_of_ledger is None or (shard, row) in rows_of_ledger:
@@ -101,6 +92,43 @@ def documents_of_step(
     if not rows_of_step:
         raise InputError(f"There is no step {step}: the text of {model} ends before it.")
     return rows_of_step
+
+
+def _check_dealt(recipe: Recipe) -> None:
+    """Raises InputError if a source of others gives a shard documents that have no number in the source."""
+    Shard(recipe, 0)  # opens them
+    for part in recipe.parts:
+        if part.name not in recipe.sources and part.name not in recipe.opened:
+            raise InputError(
+                f"The documents of task {part.name} have no names: its source is not one of limba.data.sources, and"
+                " divides itself among the data shards; set DataConfig.data_files to its files."
+            )
+
+
+def _made(recipe: Recipe, places: Mapping[int, tuple[ShardPlace, int]], num_batches: int) -> Iterator[tuple[int, Made]]:
+    """Yields (shard, its batch that is `num_batches` after its place and those that it skips), where it has one.
+
+    Shards that share a source are read at the same pace, so that none waits for another one's documents.
+    """
+    shards = range(recipe.config.num_shards)
+    groups = [[shard] for shard in shards] if recipe.is_exact else [list(shards)]
+    for group in groups:
+        shard_of = {shard: Shard(recipe, shard) for shard in group}  # all of them, before one is read
+        readings = dict[int, Iterator[Made]]()
+        num_left = dict[int, int]()
+        for shard in group:
+            place, skip = places.get(shard, (ShardPlace.beginning(), 0))
+            readings[shard] = shard_of[shard].read(place)
+            num_left[shard] = skip + num_batches
+        while readings:
+            for shard, reading in list(readings.items()):
+                made = next(reading, None)
+                num_left[shard] -= 1
+                if made is None:  # the shard has ended
+                    del readings[shard]
+                elif num_left[shard] == 0:
+                    del readings[shard]
+                    yield shard, made
 
 
 def _rows_of_ledger(path: epath.Path, step: int) -> set[tuple[int, int]]:
@@ -156,7 +184,7 @@ def _places_before(
             f" of step {step:,} cannot be found any more."
         )
     of_pass = [number for number in known if number < step and _batches_before(known[number]) == num_before]
-    if not of_pass:
+    if not of_pass or not recipe.is_exact:
         return since, {shard: (ShardPlace(**position["place"]).begun(), 0) for shard, position in latest.items()}
     last = max(of_pass)
     places = {}

@@ -19,12 +19,12 @@ import numpy as np
 from jaxtyping import Array
 
 from limba.config import InputError, NonFiniteError, RunConfig
-from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments
+from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments, in_parentheses, short_name
 from limba.formats.limba_checkpoint import GuardNotes, Notes
 from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.agreement import gather_bytes
-from limba.training.metrics.recent_steps import RecentSteps
+from limba.training.metrics.recent_steps import MOST_BYTES, MOST_NAMED, RecentSteps
 from limba.training.row_losses import jit_row_losses, rows_standing_out
 from limba.training.row_reader import RowReader, ShardRows
 from limba.training.skipped_batches import DocumentEntry, Entry, RowEntry, SkippedBatches
@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 MAX_IN_A_ROW = 20  # spiking steps in a row: then it is not a spike, but a new level
 MAX_REWINDS = 3  # to one checkpoint
-MOST_NAMED = 3  # documents of a shard's rows in one sentence
-MOST_BYTES = 1 << 28  # of a unit that are read to name a document: the run waits some seconds for them
 # From one process's rows of a batch to the global batch.
 PlaceBatch = Callable[[ShardRows], Batch]
 
@@ -160,16 +158,27 @@ class Guard:
         return spikes
 
     def warn(self, spikes: Sequence[Spike]) -> None:
-        """Prints one sentence about the spikes since the last logged line, and writes an event for each."""
+        """Prints one sentence about the spikes since the last logged line, and writes an event for each.
+
+        It names the first documents of this process's rows in the batch of the first one. Which rows stand out is not
+        computed: that would take another program's memory, and all processes at once, for a sentence.
+        """
         finite = [spike for spike in spikes if all(map(math.isfinite, spike.values.values()))]  # others end the run
         if not finite:
             return
         for spike in finite:
             self._event(spike, "warn")
+        first = finite[0]
         more = ""
         if len(finite) > 1:
             more = f"; {len(finite) - 1} more up to step {finite[-1].step:,}"
-        self._metrics.say(f"Step {finite[0].step:,} spikes: {finite[0].reason}{more}. Nothing is done about it.")
+        with self._recent.apart():
+            names = in_parentheses(*first.documents.some(MOST_NAMED, MOST_BYTES))
+        which = ""
+        if names:
+            ask = f"limba inspect {self._config.model_dir} --step={first.step}"
+            which = f" Its batch{names}: {ask} names the documents of each row."
+        self._metrics.say(f"Step {first.step:,} spikes: {first.reason}{more}.{which} Nothing is done about it.")
 
     def _write_dropped(self, upto: int, state: TrainState) -> None:
         """Leaves the steps whose updates were dropped out of the figures, and writes them down."""
@@ -283,13 +292,8 @@ def _named(rows: Sequence[RowEntry]) -> str:
     names = dict[str, None]()  # a set that keeps its order
     for row in rows:
         for document in row.get("documents", ()):
-            file = document["unit"].rpartition("/")[2]
-            names[f"{file}, document {document['document']:,}"] = None
-    if not names:
-        return ""
-    some = list(names)[:MOST_NAMED]
-    more = f"; and {len(names) - len(some):,} more" if len(names) > len(some) else ""
-    return f" ({'; '.join(some)}{more})"
+            names[short_name(document["unit"], document["document"])] = None
+    return in_parentheses(list(names)[:MOST_NAMED], max(0, len(names) - MOST_NAMED))
 
 
 def _number(value: float) -> float | None:

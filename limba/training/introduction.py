@@ -46,14 +46,14 @@ def introduce(
                 metrics.say(sentence)
             else:
                 metrics.detail(sentence)
-    for sentence in (*plan.notes, *introduction(plan.planned, num_parameters, start)):
+    for sentence in (*plan.notes, *introduction(plan.planned, lengths, num_parameters, start)):
         metrics.say(sentence)
     for line in details(plan.planned, lengths, start):
         metrics.detail(line)
     metrics.record("start", start, facts(config, num_parameters, lengths, num_devices))
 
 
-def introduction(config: RunConfig, num_parameters: int, start: int) -> Iterator[str]:
+def introduction(config: RunConfig, lengths: Mapping[str, int], num_parameters: int, start: int) -> Iterator[str]:
     """Yields the sentences that introduce a run on the console before its first step."""
     devices = jax.devices()
     where = f"resumes at step {start:,}" if start else "starts"
@@ -64,7 +64,7 @@ def introduction(config: RunConfig, num_parameters: int, start: int) -> Iterator
     yield f"{directory} {where}, {end}: {num_parameters:,} parameters on {machine}"
     if sys.stdout.isatty():  # elsewhere the rows themselves are kept in a log
         yield f"all lines go to {directory}/{LOG}"
-    reason = unfit(config.model, devices[0])
+    reason = unfit(config.model, devices[0], keys=max(sides(config, lengths)))
     if reason:
         yield reason
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")  # None for the devices of a CPU

@@ -202,8 +202,9 @@ class Loop:
         else:
             state, metrics = update(state, rows, limits)
             watchdog.beat(step, metrics["loss"])
-            self.recent.add(step, rows, metrics)
-            self.guard.after(step, rows, metrics, limits, self.reader.stream.documents())
+            documents = self.reader.stream.documents()
+            self.recent.add(step, rows, metrics, documents)
+            self.guard.after(step, rows, metrics, limits, documents)
             self.dispatch_limit.add(metrics["loss"])
         self.checkpoints.check_lease()
         self.metrics.advance(step)

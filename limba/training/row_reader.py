@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import jax
 
 from limba.config import InputError, RestartError, SentenceError, reason_of
+from limba.config.errors import is_out_of_memory
 from limba.data.stream.positions import Position, of_another_order
 from limba.data.stream.shard import Rows
 from limba.data.stream.streams import Stream
@@ -158,4 +159,9 @@ def _kind(error: BaseException) -> type[InputError | RestartError]:
 def _sentence(error: BaseException) -> str:
     if isinstance(error, SentenceError):
         return str(error)
+    if is_out_of_memory(error):
+        return (
+            f"This host has no memory left for the rows of the next step ({reason_of(error)}); free some, and start the"
+            " same command again."
+        )
     return f"The rows of the next step cannot be made: {type(error).__name__} ({reason_of(error)})."

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from limba.cli import main
+from limba.data.stream.names import NO_DOCUMENTS
 from limba.storage.files import open_no_link
 from limba.training.metrics import recent_steps
 
@@ -86,8 +87,8 @@ def test_no_command_writes_through_a_link(workdir: Path, capfd: pytest.CaptureFi
 def test_the_batch_of_a_loss_that_is_not_finite_goes_through_no_link(workdir: Path) -> None:
     victim = planted(workdir, AND[2])
     values = dict.fromkeys(("loss", "gradient_norm", "update_norm"), float("nan"))
-    rows = {0: {"inputs": np.arange(3)}}
-    assert "its batch is in" in recent_steps._report(str(workdir / "run"), 2, rows, values, [])
+    failed = recent_steps.RecentStep(2, {0: {"inputs": np.arange(3)}}, values, NO_DOCUMENTS)
+    assert "its batch is in" in recent_steps.report(str(workdir / "run"), failed, values, [])
     assert victim.read_text() == MINE
     np.testing.assert_array_equal(np.load(workdir / "run" / AND[2])["inputs/0"], np.arange(3))
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from benchmarks.card import DETERMINISTIC
 from limba.cli.main import check_accelerator
 from limba.config import InputError, environment
 
@@ -54,9 +55,10 @@ def test_flags_for_gpus_are_known_to_xla_and_the_users_stay(monkeypatch: pytest.
     for name in (environment.GPU_FLAGS_SWITCH, environment.GPU_MEMORY[0]):
         monkeypatch.delenv(name, raising=False)
     flag = environment.GPU_XLA_FLAG
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    users = f"--xla_force_host_platform_device_count=2 {DETERMINISTIC}"  # as docs/gpus.md has it for exact resumption
+    monkeypatch.setenv("XLA_FLAGS", users)
     environment.set_gpu_flags()
-    assert os.environ["XLA_FLAGS"] == f"--xla_force_host_platform_device_count=2 {flag}=true"
+    assert os.environ["XLA_FLAGS"] == f"{users} {flag}=true"
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.9"
     program = "import jax; print(jax.device_count())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

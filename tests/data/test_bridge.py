@@ -56,7 +56,7 @@ print("read")
 
 @pytest.mark.slow
 def test_a_process_ends_while_tensorflow_reads_ahead(tmp_path: Path) -> None:
-    """Without `datasets._close` it hung each time, since TensorFlow's threads wait for the interpreter that ends."""
+    """It hung each time until it closed its iterators: TensorFlow's threads wait for the interpreter that ends."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("".join(f"{number} {'word ' * 20}\n" for number in range(3000)))
     done = subprocess.run(
@@ -192,8 +192,13 @@ def test_our_encoder_gives_what_seqio_s_tokenization_gives(
     step: Callable, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    ids_of = tokens._ids_of
-    monkeypatch.setattr(tokens, "_ids_of", lambda *arguments: calls.append(1) or ids_of(*arguments))
+
+    def counted(of_vocabulary: object) -> Callable:
+        encode = encoder_of(of_vocabulary)
+        return lambda texts: calls.append(len(texts)) or encode(texts)
+
+    encoder_of = tokens.encoder
+    monkeypatch.setattr(tokens, "encoder", counted)
     texts = [text.encode() for text in DOCUMENTS] + [b"\xff\xfecut \xc8"]
     examples = {
         "inputs": texts[::-1],
@@ -208,7 +213,7 @@ def test_our_encoder_gives_what_seqio_s_tokenization_gives(
     ours = tokens.by_our_encoder(step)(dataset, output_features=features)
     assert ours.element_spec == expected.element_spec and int(ours.cardinality()) == len(texts)
     assert_same_examples(ours.as_numpy_iterator(), expected.as_numpy_iterator())
-    assert len(calls) == 2 * -(-len(texts) // tokens.DOCUMENTS_A_BLOCK)
+    assert len(calls) == 2 * -(-len(texts) // tokens.DOCUMENTS_A_BLOCK) and sum(calls) == 2 * len(texts)
 
 
 def assert_same_examples(ours: Iterable, expected: Iterable) -> None:
@@ -221,7 +226,7 @@ def assert_same_examples(ours: Iterable, expected: Iterable) -> None:
 
 def test_what_our_encoder_cannot_do_is_left_to_seqio(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of several lengths, several texts in one, bytes, and vocabularies that are not ours."""
-    monkeypatch.setattr(tokens, "_ids_of", None)  # no call of it succeeds
+    monkeypatch.setattr(tokens, "encoder", lambda _: pytest.fail("our encoder was asked for"))
     pieces = vocabulary_as_seqio(load_vocabulary(str(vocabulary)))
     words = ["one", "two words"]
     of_lengths = tf.data.Dataset.range(3).map(lambda n: {"targets": "text", "times": tf.range(n)})

@@ -357,3 +357,43 @@ def test_documents_tokenized_beforehand_with_sentencepiece(
         assert numbers & set(poisons) == {number for number, piece in poisons.items() if piece in tokens}
         seen.add(bool(numbers & set(poisons)))
     assert seen == {True, False}
+
+
+LETTERS = range(33, 123)
+
+
+def letters(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+    """Ninety documents; each is a letter of its own, so that each token says the number of its document."""
+    texts = [chr(letter) * (3 + 7 * number % 40) for number, letter in enumerate(LETTERS)]
+    return tf.data.Dataset.from_generator(
+        lambda: ({"text": text} for text in texts), output_signature={"text": tf.TensorSpec([], tf.string)}
+    )
+
+
+def as_it_is(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset.map(lambda document: document)
+
+
+@pytest.mark.parametrize("steps", [[], [as_it_is]], ids=["plain", "tensorflow"])
+def test_documents_of_a_function_are_named_by_their_numbers(steps: list) -> None:
+    """Over several epochs, of which the shards have 45 documents each; packed, as span corruption makes its rows."""
+    source = seqio.FunctionDataSource(letters, splits=("train",))
+    name = register("of_a_function", source, *steps, tokenize_documents, span_corruption)
+    config = config_of(name)
+    task = resolve_task(config)
+    lengths = derive_lengths(task, config.task_feature_lengths)
+    units = set()
+    with contextlib.closing(open_stream(task, lengths, config, range(NUM_SHARDS))) as stream:
+        for _ in range(16):
+            rows = next(stream)
+            documents = stream.documents()
+            for shard, row in itertools.product(range(NUM_SHARDS), range(ROWS)):
+                named = [*documents.of_row(shard, row)]
+                units |= {document.unit for document in named}
+                tokens = np.concatenate([rows[shard][name][row] for name in lengths])
+                held = {token - 3 - LETTERS.start for token in tokens.tolist() if token - 3 in LETTERS}
+                numbers = {document.row for document in named}
+                assert all(document.is_exact == (steps == []) for document in named)
+                assert numbers == held if not steps else numbers >= held, (shard, row)
+                assert {number % NUM_SHARDS for number in numbers} == {shard}
+    assert {f"epoch {epoch} of task of_a_function" for epoch in (1, 2, 3)} <= units

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,55 @@ def test_another_text_in_an_object_of_the_same_size_is_named(monkeypatch: pytest
             ),
         ):
             stream.check(before)
+
+
+def _another(path: Path) -> None:
+    """Gives the name to another file."""
+    other = write(path.with_name(f"other-{path.name}"), [text.replace("old", "new") for text in TEXTS[:60]])
+    other.rename(path)
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _grown(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(path.read_bytes())
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize("change", [_another, _cut, _grown])
+@pytest.mark.parametrize("name", [name for name in text_files.FORMATS if not name.endswith(".array_record")])
+def test_no_text_of_a_file_that_changes_while_it_is_read_is_given(
+    name: str, change: Callable[[Path], None], policy: str, tmp_path: Path
+) -> None:
+    """Whatever its format; what was read before can be saved, and goes on with the original file."""
+    for number in range(5):
+        write(tmp_path / f"{number}-{name}", TEXTS[60 * number : 60 * number + 60])
+    files = f"{tmp_path}/?-{name}"
+    choices = {"shuffle": False, "num_data_shards": 1, "on_read_failure": policy}
+    with stream_of(files, [0], **choices) as whole:
+        of_all = taken(whole, 200)
+    last = tmp_path / f"4-{name}"
+    kept = shutil.copy2(last, tmp_path / "kept")
+    wanted = (
+        rf"^\S+/4-{name} has changed while the run reads it: [\d,]+ bytes (then, [\d,]+ now|as then, .*); start the"
+    )
+    given = []
+    with stream_of(files, [0], **choices) as stream:
+        given += list(taken(stream, 2))
+        stream.positions()  # as with a checkpoint: by now the run has looked at its files
+        change(last)
+        with pytest.raises(InputError, match=wanted):
+            for _ in range(200):
+                given += list(taken(stream, 1))
+        before = stream.positions()
+    np.testing.assert_array_equal(given, of_all[: len(given)])
+    shutil.copy(kept, last)  # at another time
+    with stream_of(files, [0], **choices) as again:
+        again.begin(0, before)
+        np.testing.assert_array_equal(taken(again, 5), of_all[len(given) : len(given) + 5])
 
 
 def test_files_that_appear_and_vanish_are_named_and_order_decides(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 
 import numpy as np
 import psutil
@@ -18,6 +19,7 @@ import tasks.text_to_text  # noqa: F401  registers its tasks
 from limba.config import DataConfig, InputError, RestartError
 from limba.data.stream import processes as reader_processes
 from limba.data.stream import streams
+from limba.data.stream.positions import check_one_corpus
 from limba.data.stream.processes import Opening, ReaderProcesses
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
@@ -102,15 +104,14 @@ def test_a_process_that_is_gone_is_started_again_with_the_next_row(once, monkeyp
         first, second = readers()
 
         monkeypatch.setattr(sys, "executable", "/bin/false")
-        ask = apart._call_all
+        send = Connection.send
 
-        def ask_and_kill(name: str) -> list:
-            answers = ask(name)
-            if second.is_running():
-                stop(second, signal.SIGKILL)  # when the other one will give its next batch
-            return answers
+        def kill_and_send(connection: Connection, call: tuple) -> None:
+            if call[0] == "next_with_documents" and second.is_running():
+                stop(second, signal.SIGKILL)  # when the other one gives its next batch
+            send(connection, call)
 
-        apart._call_all = ask_and_kill
+        monkeypatch.setattr(Connection, "send", kill_and_send)
         for _ in range(2):
             with pytest.raises(RestartError, match=r"shards \[1, 3\] has ended \(1\), 3 times in a row; .* lower Data"):
                 next(apart)
@@ -161,19 +162,56 @@ def test_a_process_reads_what_the_run_has_listed_and_no_text_that_was_edited_sin
         }
 
 
-def test_positions_of_processes_that_have_opened_different_text_are_never_given(tmp_path, monkeypatch) -> None:
+def test_positions_of_different_text_are_told_apart(tmp_path) -> None:
     path = tmp_path / "a.txt"
-    parts = []
-    for word in ("words", "other"):
+    positions = {}
+    for shard, word in enumerate(("words", "other")):
         path.write_text(f"some {word}\n" * 900)
         data = DataConfig("demo_span_corruption", {"inputs": 64}, 8, "byte", data_files=str(path), num_data_shards=2)
-        _, lengths, stream = opened(data, [len(parts)])
+        _, _, stream = opened(data, [0, 1])
         with contextlib.closing(stream):
-            parts.append(stream.positions())
-    assert parts[0][0]["about"] != parts[1][1]["about"]
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+            of_stream = stream.positions()
+        check_one_corpus(of_stream)
+        positions[shard] = of_stream[shard]
+    with pytest.raises(InputError, match="^Data shards 0 and 1 read different text, as if the corpus had chan"):
+        check_one_corpus(positions)
+
+
+# A task module of which the second process that imports it sees other text.
+DIFFERENT = """
+from pathlib import Path
+from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data.registry import Feature, TaskRegistry
+from limba.data.sources import FileSource
+from limba.data.vocabulary import ByteVocabulary
+
+folder = Path({folder!r})
+try:
+    folder.joinpath("taken").touch(exist_ok=False)
+    word = "words"
+except FileExistsError:
+    word = "other"
+TaskRegistry.add(
+    "different_text",
+    FileSource(str(folder / word / "a.txt"), validation_percent=0.0),
+    dict.fromkeys(("inputs", "targets"), Feature(ByteVocabulary(100))),
+    [tokenize_documents, span_corruption],
+)
+"""
+
+
+@pytest.mark.night
+def test_positions_of_processes_that_have_opened_different_text_are_never_given(tmp_path, monkeypatch) -> None:
+    for word in ("words", "other"):
+        (tmp_path / word).mkdir()
+        (tmp_path / word / "a.txt").write_text(f"some {word}\n" * 900)
+    (tmp_path / "different_text.py").write_text(DIFFERENT.format(folder=str(tmp_path)))
+    monkeypatch.syspath_prepend(tmp_path)
+    data = DataConfig(
+        "different_text", {"inputs": 64, "targets": 32}, 8, num_data_shards=2, task_modules=("different_text",)
+    )
+    lengths = data.task_feature_lengths
     with contextlib.closing(ReaderProcesses(Opening(data, lengths, {}, (0, 1), 2))) as apart:
-        monkeypatch.setattr(apart, "_asked", lambda name: parts)
         for _ in range(2):
             with pytest.raises(InputError, match="^Data shards 0 and 1 read different text, as if the corpus had chan"):
                 apart.positions()
@@ -198,6 +236,32 @@ def test_a_process_reports_why_it_cannot_open_its_stream(once):
         pytest.raises(InputError, match="is 'demo_span_corruption', and no task or mixture has that name"),
     ):
         next(stream)
+
+
+@pytest.mark.parametrize("where", ["call", "answer"])
+def test_a_process_without_memory_says_so_and_prints_no_traceback(where: str, caplog) -> None:
+    class Pipe:
+        """Has memory for a sentence, and in one of the two cases for no rows."""
+
+        def send(self, answer: object) -> None:
+            if where == "answer" and not isinstance(answer, InputError):
+                raise MemoryError("no rows")
+            answers.append(answer)
+
+    def rows() -> np.ndarray:
+        if where == "call":
+            raise MemoryError("no rows")
+        return np.zeros(8)
+
+    answers = []
+    reader_processes.answer(Pipe(), rows, (1, 3))
+    (answer,) = answers
+    assert isinstance(answer, InputError)
+    assert str(answer) == (
+        "The process that reads data shards [1, 3] has no memory left (no rows); free some on this host, or lower"
+        " DataConfig.num_reader_processes, and start the same command again."
+    )
+    assert caplog.records == []
 
 
 @pytest.mark.night

@@ -30,15 +30,17 @@ if order == "seqio first":
     import seqio
 from limba.data import task_modules
 task_modules.import_all(task_modules.all_names())
+from limba.data.registry import MixtureRegistry, TaskRegistry
+
 before = "seqio" in sys.modules
+names = {registry: sorted(registry.names()) for registry in (TaskRegistry, MixtureRegistry)}
 import seqio
 from limba.data.draws import Draws
 from limba.data.objectives.choice import examples_of
-from limba.data.registry import MixtureRegistry, TaskRegistry
 
 kinds = ((TaskRegistry, seqio.TaskRegistry, seqio.Task), (MixtureRegistry, seqio.MixtureRegistry, seqio.Mixture))
-own = {ours.__name__: sorted(ours._own) for ours, _, _ in kinds}
-absent = [name for ours, theirs, kind in kinds for name in ours._own if type(theirs.get(name)) is not kind]
+own = {ours.__name__: names[ours] for ours, _, _ in kinds}
+absent = [name for ours, theirs, kind in kinds for name in names[ours] if type(theirs.get(name)) is not kind]
 lengths, task = {"inputs": 48, "targets": 24}, TaskRegistry.get("t5_mlm")
 plain = lambda examples: [{name: example[name].tolist() for name in ("inputs", "targets")} for example in examples]
 wanted = plain(examples_of(task, lengths, task.source.documents("train", shuffle=False, num_epochs=1), Draws(7)))

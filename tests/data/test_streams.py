@@ -492,7 +492,7 @@ def test_a_hub_data_set_is_pinned_to_the_commit_it_began_with(config, monkeypatc
     source = HubSource("someone/corpus")
     commit = "0123456789abcdef0123456789abcdef01234567"
     address = f"hf://datasets/someone/corpus@{commit}/data/train-0.parquet"
-    monkeypatch.setattr(HubSource, "_patterns", {"train": [address]})
+    monkeypatch.setattr(HubSource, "patterns", {"train": [address]})
     task = resolve_task(dataclasses.replace(config, data_files=None)).replace(source=source)
     assert revisions(task) == {task.name: commit}
     fixed = pinned(task, {task.name: commit})

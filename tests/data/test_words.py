@@ -3,12 +3,14 @@
 import importlib.util
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import sacrebleu
 
 from limba.config import CardConfig, ConfigError, EvaluationConfig
 from limba.data import metrics, words
-from limba.data.registry import Task
+from limba.data.registry import Feature, Task
+from limba.data.vocabulary import ByteVocabulary
 from limba.evaluation.task_metrics import PREDICTION, metrics_of
 
 TARGETS = {
@@ -108,8 +110,10 @@ def test_latin_words_are_those_of_squad() -> None:
 
 
 def test_a_run_gives_its_choices_to_its_tasks_metrics() -> None:
-    task = Task("words", None, {}, metric_fns=[metrics.bleu, metrics.exact_match])
+    letters = ByteVocabulary()
+    task = Task("words", None, {"targets": Feature(letters)}, metric_fns=[metrics.bleu, metrics.exact_match])
     config = SimpleNamespace(evaluation=EvaluationConfig(bleu_tokenizer="char"), card=CardConfig())
     of_bleu, _ = metrics_of(task, config)
     assert of_bleu.model_output_type == PREDICTION
-    assert set(of_bleu._function(["one two three four"], ["one two three four"])) == {"bleu-char"}
+    text = "one two three four"
+    assert set(of_bleu([{"targets": np.array(letters.encode(text))}], [text])) == {"bleu-char"}

@@ -34,7 +34,7 @@ THEIRS = Path(__file__).parents[1] / "cli" / "t5x"  # the task modules of users 
 def test_a_streaming_task_is_told_how_it_resumes(caplog, monkeypatch):
     monkeypatch.syspath_prepend(str(THEIRS))
     task_modules.import_all(["ro_t5x_tasks"])
-    written_tasks._warn_once.cache_clear()
+    written_tasks.warn_once.cache_clear()
     config = DataConfig("ro_stream", {"inputs": 64, "targets": 32}, 8, vocabulary="byte")
     with caplog.at_level(logging.WARNING):
         task = resolve_task(config)

@@ -45,6 +45,7 @@ class Setting:
     processes: int = 1
     steps: int = WHOLE_STEPS  # of the undisturbed run
     corpus: str | None = None  # another corpus; None: the one all tests share
+    more: tuple[str, ...] = ()  # further arguments of `limba train`
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Runs:
             f"--gin.MODEL_DIR={directory}",
             f"--gin.TRAIN_STEPS={setting.steps if steps is None else steps}",
             "--gin.LOG_PERIOD=1",
+            *setting.more,
         ]
 
     @contextlib.contextmanager
@@ -131,8 +133,7 @@ class Runs:
     def reference(self, setting: Setting) -> Reference:
         """Returns what an undisturbed run of the setting gives; it is run once."""
         for known, reference in self._references.items():
-            is_same = (known.processes, known.corpus) == (setting.processes, setting.corpus)
-            if is_same and known.steps >= setting.steps:
+            if dataclasses.replace(known, steps=setting.steps) == setting and known.steps >= setting.steps:
                 return reference
         directory = self.new("reference")
         start = self._undisturbed(directory, setting, setting.steps, [UNSAVED])
@@ -141,7 +142,7 @@ class Runs:
 
     def trained(self, setting: Setting, name: str) -> Path:
         """Returns a fresh copy of a run of TRAINED_STEPS steps, whose directory holds its last two checkpoints."""
-        key = Setting(setting.processes, TRAINED_STEPS, setting.corpus)
+        key = dataclasses.replace(setting, steps=TRAINED_STEPS)
         if key not in self._trained:
             directory = self.new("trained")
             self._undisturbed(directory, key, TRAINED_STEPS)

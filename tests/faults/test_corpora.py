@@ -1,15 +1,19 @@
-"""A corpus that changes between two starts, and one whose server stands still."""
+"""A corpus that changes between two starts or while it is read, and one whose server stands still."""
 
 from __future__ import annotations
 
 import dataclasses
 import gzip
+import json
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from limba.data.sources.chunk_reader import KeptChunks
 from tests.faults.runs import END_SECONDS, INPUT, MORE_STEPS, STORAGE, TRAINED_STEPS, WHOLE_STEPS, Runs, Setting
 from tests.http_server import FileServer, serving, stall
 
@@ -22,6 +26,12 @@ READING = (
 )
 STALLS = 1_000  # for each file, more requests than a run makes
 NUM_SERVED = 150
+# Of the run whose corpus changes while it is read: in order, it opens the next part of a file within some 60 steps.
+# The text is so many copies that the chunks which a source keeps in memory are less than all of it.
+IN_ORDER = ("--gin.config.DataConfig.shuffle=False", "--gin.config.DataConfig.num_data_shards=1")
+IN_ORDER_STEPS = 240
+NUM_COPIES = 24
+KEPT_BYTES = KeptChunks.BYTES_A_SOURCE
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -141,6 +151,64 @@ def test_a_new_epoch_of_a_changed_corpus_goes_on_from_its_step(
         codes = start.wait(3 * END_SECONDS)
     runs.check(start, directory, codes, [{0}], start.began, "a.jsonl")
     assert start.trained() == list(range(TRAINED_STEPS + 1, WHOLE_STEPS + 1))
+
+
+@pytest.fixture(scope="module")
+def large(runs: Runs) -> Path:
+    """A folder with a corpus of two files, of which a run does not keep all in memory."""
+    folder = runs.new("large")
+    folder.mkdir()
+    texts = [json.loads(line)["text"] for line in _lines(runs.corpus)]
+    for name in ("a", "b"):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for number in range(NUM_COPIES):
+                file.writelines(json.dumps({"text": f"{name} {number} {text}"}) + "\n" for text in texts)
+    assert sum(path.stat().st_size for path in folder.iterdir()) > KEPT_BYTES
+    return folder
+
+
+def _replace_by_rename(path: Path) -> None:
+    """Gives the name to another file of the same lines in another order, and so of the same size."""
+    other = path.with_name("other")
+    other.write_bytes(b"".join(reversed(_lines(path))))
+    other.rename(path)
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _append_in_place(path: Path) -> None:
+    lines = _lines(path)[:20]
+    with path.open("ab") as file:
+        file.writelines(lines)
+
+
+CHANGES_WHILE_READ: dict[str, Callable[[Path], None]] = {
+    "replaced": _replace_by_rename,
+    "cut": _truncate,
+    "appended": _append_in_place,
+}
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("way", CHANGES_WHILE_READ, ids=[f"corpus-{way}-while-read" for way in CHANGES_WHILE_READ])
+def test_a_corpus_that_changes_while_it_is_read_ends_the_run(way: str, runs: Runs, large: Path) -> None:
+    setting = Setting(steps=IN_ORDER_STEPS, corpus=f"{large}/*.jsonl", more=IN_ORDER)
+    runs.reference(setting)
+    path = large / "a.jsonl"
+    kept = runs.new("kept")
+    shutil.copy2(path, kept)
+    directory = runs.new("changed_while_read")
+    with runs.training(directory, setting, 8) as start:
+        since = time.monotonic()
+        CHANGES_WHILE_READ[way](path)
+        codes = start.wait(3 * END_SECONDS)
+    shutil.copy2(kept, path)
+    runs.check_same(start, directory, setting)  # no row of other text
+    runs.check(start, directory, codes, [INPUT], since, r"a\.jsonl has changed while the run reads it: [\d,]+ bytes")
+    trained = max(start.trained())
+    runs.check_resumes(directory, setting, trained, steps=trained + MORE_STEPS)
 
 
 @pytest.fixture

@@ -70,6 +70,10 @@ def test_a_real_start_prints_nothing_of_it(
 def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
     cold, warm = start_figures(tmp_path)
     assert 0 < cold["programs"] == warm["programs"]
+    for figures in (cold, warm):
+        assert 0 < figures["seconds_to_step_1"] < figures["seconds_to_step_2"]
+        used = [figures[name] for name in ("cpu_seconds_to_step_1", "cpu_seconds_to_step_2", "cpu_seconds")]
+        assert used[0] > 0 and used == sorted(used)
 
 
 def test_the_example_of_help_runs(

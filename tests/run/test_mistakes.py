@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 from pathlib import Path
 
 import jax
@@ -18,6 +19,8 @@ from limba.config import (
     NonFiniteError,
     RunConfig,
 )
+from limba.data.stream.shard import Rows
+from limba.data.stream.streams import TrainStream
 from limba.evaluation import evaluations
 from limba.evaluation.validation import LossEvaluation
 from limba.run import train
@@ -198,3 +201,25 @@ def test_memory_that_does_not_suffice_says_what_to_lower(config: RunConfig) -> N
         raise jax.errors.JaxRuntimeError("INTERNAL: a device failed")
     remat = changed(config, model=dataclasses.replace(config.model, remat="full"))
     assert "remat" not in checks.memory_sentence(remat, MemoryError())
+
+
+@pytest.mark.night
+def test_what_was_trained_is_saved_where_there_is_no_memory_for_the_next_rows(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = TrainStream.__next__
+    numbers = itertools.count(1)
+
+    def taken_while_there_is_memory(stream: TrainStream) -> dict[int, Rows]:
+        if next(numbers) > 3:
+            raise MemoryError("Unable to allocate 9 TiB")
+        return taken(stream)
+
+    monkeypatch.setattr(TrainStream, "__next__", taken_while_there_is_memory)
+    with pytest.raises(InputError) as caught:
+        train(config)
+    assert str(caught.value) == (
+        "This host has no memory left for the rows of the next step (Unable to allocate 9 TiB); free some, and start"
+        " the same command again. What was trained, up to step 3, is saved."
+    )
+    assert steps(config) == ["3"]

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import seqio
+import tensorflow as tf
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.cli import main
 from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, InputError, RunConfig
-from limba.data.objectives import derive_lengths
+from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.stream.stages import open_stream
 from limba.data.tasks import resolve_task
 from limba.inference.step_documents import documents_of_step
@@ -168,3 +170,53 @@ def test_the_documents_after_a_change_of_the_corpus_are_those_of_the_files_of_no
         assert names_of(documents_of_step(config.model_dir, step)) == run.expected[step], step
     with pytest.raises(InputError, match="begins anew after step 4, with another order or other files"):
         documents_of_step(config.model_dir, 4)
+
+
+def streamed(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+    texts = [f"{number} " + "word " * (number % 23) for number in range(400)]
+    return tf.data.Dataset.from_tensor_slices({"text": texts})
+
+
+@pytest.fixture
+def of_a_function(tmp_path: Path) -> RunConfig:
+    """A run of a function of its user's, as streams a corpus for T5X."""
+    seqio.TaskRegistry.remove("streamed_texts")
+    feature = seqio.Feature(seqio.ByteVocabulary(100))
+    seqio.TaskRegistry.add(
+        "streamed_texts",
+        source=seqio.FunctionDataSource(streamed, splits=("train",)),
+        preprocessors=[tokenize_documents, span_corruption],
+        output_features={"inputs": feature, "targets": feature},
+    )
+    config = config_of(tmp_path)
+    data = dataclasses.replace(config.data, mixture_or_task_name="streamed_texts", data_files=None)
+    return dataclasses.replace(config, data=data)
+
+
+def test_the_documents_of_a_function_are_named_by_their_numbers(
+    of_a_function: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run has dealt them, so they are known again: before and after the checkpoint, and kept places do not help."""
+    run = ReadRun(of_a_function)
+    saved = run.read(1, 7, {}, keep=3, save=5)
+    run.read(6, 9, saved, keep=0, save=0)
+    for step in (1, 4, 5, 6, 9):
+        assert names_of(documents_of_step(of_a_function.model_dir, step)) == run.expected[step], step
+    capsys.readouterr()
+    assert main.main(["inspect", of_a_function.model_dir, "--step=6"]) == 0
+    table = capsys.readouterr().out.splitlines()[2:]
+    expected = [
+        f"| {shard} | {row} | streamed_texts | {unit} | {number} |  |"
+        for shard, row, named in run.expected[6]
+        for unit, number, _ in named
+    ]
+    assert table == expected and "epoch 1 of task streamed_texts" in table[0]
+
+
+def test_documents_that_a_source_divides_itself_have_no_names(of_a_function: RunConfig) -> None:
+    data = dataclasses.replace(of_a_function.data, num_data_shards=1)
+    config = dataclasses.replace(of_a_function, data=data)
+    Path(config.model_dir).mkdir()
+    write_config(config, "")
+    with pytest.raises(InputError, match="The documents of task streamed_texts have no names: its source is not one"):
+        documents_of_step(config.model_dir, 1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from limba.config import DataConfig, GuardConfig, LossConfig, NonFiniteError, RunConfig
+from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments
 from limba.model import Network
 from limba.training import guard as judging
 from limba.training.guard import Guard
@@ -23,6 +24,7 @@ from limba.training.skipped_batches import SkippedBatches, entries_of
 from limba.training.spikes import Spike, Window
 from limba.training.state import TrainState
 from tests import tiny
+from tests.training.batch_documents import batch_documents
 
 pytestmark = pytest.mark.core
 SMALL = tiny.model(
@@ -152,9 +154,16 @@ def guard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def add(guard: Guard, step: int, loss: float, norm: float = 1.0, limits: tuple[np.ndarray, ...] = ()) -> list[Number]:
+def add(
+    guard: Guard,
+    step: int,
+    loss: float,
+    norm: float = 1.0,
+    limits: tuple[np.ndarray, ...] = (),
+    documents: BatchDocuments = NO_DOCUMENTS,
+) -> list[Number]:
     values = {"loss": Number(loss), "gradient_norm": Number(norm), "update_norm": Number(1.0)}
-    guard.after(step, {0: np.zeros(1)}, values, limits)
+    guard.after(step, {0: np.zeros(1)}, values, limits, documents)
     return list(values.values())
 
 
@@ -177,16 +186,46 @@ def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None
     spikes = guard.spikes(100)
     assert [(spike.step, spike.number) for spike in spikes] == [(43, 1), (45, 1)]
     assert spikes[0].typical_loss == 3.0 and guard.spikes(100) == []
-    guard.warn(spikes)  # the spike at 45 ends the run
+    guard.warn(spikes[:1])
     assert guard._metrics.events == [
         (43, {"action": "warn", "reason": spikes[0].reason, "loss": 9.0, "gradient_norm": 1.0})
     ]
     assert guard._metrics.said == [f"Step 43 spikes: {spikes[0].reason}. Nothing is done about it."]
-    guard.warn(spikes[1:])
+    guard.warn(spikes[1:])  # the spike at 45 ends the run
     assert len(guard._metrics.said) == 1
     quiet = guard_of("off")
     add(quiet, 1, math.nan)
     assert quiet.spikes(9) == []
+
+
+OF_ROWS = {0: [[0], [1], [2, 81, 2, 3, 4], [5]], 1: [[6], [7, 8], [9], [10]]}
+
+
+def test_a_warning_names_the_first_documents(guard_of: Any, tmp_path: Path) -> None:
+    guard = guard_of("warn")
+    for step in range(1, 40):
+        add(guard, step, 3.0)
+    add(guard, 40, 9.0, documents=batch_documents(tmp_path, OF_ROWS))
+    assert guard.judge(40, state_at(40)) is None
+    (said,) = guard._metrics.said
+    assert said.endswith(
+        ". Its batch (part-07.txt.gz, document 0; part-07.txt.gz, document 1; part-07.txt.gz, document 2; and 9 more):"
+        f" limba inspect {guard._config.model_dir} --step=40 names the documents of each row. Nothing is done about it."
+    )
+
+
+def test_a_warning_ends_no_run(guard_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    guard = guard_of("warn")
+    for step in range(1, 40):
+        add(guard, step, 3.0)
+    add(guard, 40, 9.0, documents=batch_documents(tmp_path, OF_ROWS))
+    monkeypatch.setattr("limba.data.stream.names.named", full)
+    assert guard.judge(40, state_at(40)) is None
+    (said,) = guard._metrics.said
+    assert said.endswith(". Nothing is done about it.")
 
 
 def test_a_step_that_may_be_dropped_goes_by_its_own_limits(guard_of: Any) -> None:

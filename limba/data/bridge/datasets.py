@@ -17,7 +17,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -58,13 +58,26 @@ class OfShard(NamedTuple):
         return self.graph.dataset(self.shard, self.seeds)
 
 
+class NumberedDocuments(Protocol):
+    """The documents of a shard, by their index in it over all epochs."""
+
+    def document(self, index: int) -> Document:
+        """Returns which document a shard has at an index that was read."""
+        ...
+
+    def take_handed(self) -> list[Document]:
+        """Returns the documents that were read since the last call; of many, the last ones."""
+        ...
+
+
 class OfTensorflow(Dataset):
     """The elements of a tf.data.Dataset, `source`.
 
     A place has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
     installed TensorFlow cannot read, or that has none, is read again from the beginning. `entered` are the documents
     that the source reads; an element's own documents are not known exactly. `shared` is the graph that has made the
-    source for a shard with its seeds.
+    source for a shard with its seeds. `numbered` are the documents of a source of others, which the elements are, or
+    (`is_made`) are made of.
 
     Examples leave TensorFlow in blocks, since each call of its iterator takes a third of a millisecond.
     """
@@ -75,6 +88,8 @@ class OfTensorflow(Dataset):
         failure: Failure | None = None,
         entered: Numbered | None = None,
         shared: OfShard | None = None,
+        numbered: NumberedDocuments | None = None,
+        is_made: bool = False,
     ):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
         size = int(source.cardinality())
@@ -83,21 +98,37 @@ class OfTensorflow(Dataset):
         self.failure = failure or (lambda error: None)
         self.entered = entered
         self.shared = shared
+        self.numbered = numbered
+        self._is_made = is_made
         self.leaves_in_blocks = bool(spec) and all(map(_can_be_padded, spec.values()))
 
     def read(self, place: Place = None) -> Iterator[Item]:
-        """Yields the elements; their documents are those that were handed in for the last two readings."""
+        """Yields the elements; their documents are those that were handed in for the last two readings.
+
+        The elements of a source are documents themselves.
+        """
         reading = _OfTensorflow(self, place)
         documents: list[list[Document]] = [[], []]
         num_done = 0 if place is None else place["elements"]
         while block := reading.next_block():
-            handed = [] if self.entered is None else self.entered.take_handed()
+            handed = self._take_handed()
             if handed:
                 documents = [documents[1], handed]
             first = reading.number - len(block)
             for number, element in enumerate(block, first + 1):
                 if number > num_done:
-                    yield Item(element, documents[0] + documents[1], {"elements": number, "kept": reading.kept})
+                    of_element = documents[0] + documents[1]
+                    if self.numbered is not None and not self._is_made:
+                        of_element = [self.numbered.document(number - 1)]
+                    yield Item(element, of_element, {"elements": number, "kept": reading.kept})
+
+    def _take_handed(self) -> list[Document]:
+        """Returns the documents that preprocessors have been given since the last call."""
+        if self.entered is not None:
+            return self.entered.take_handed()
+        if self.numbered is not None and self._is_made:
+            return self.numbered.take_handed()
+        return []
 
 
 class _OfTensorflow:
@@ -458,12 +489,16 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
             graph = dataset.shared.graph.followed(steps, apply)
             if graph is not None:
                 shared = OfShard(graph, dataset.shared.shard, (*dataset.shared.seeds, seed))
-                return OfTensorflow(shared.dataset(), dataset.failure, shared=shared)
+                return OfTensorflow(
+                    shared.dataset(), dataset.failure, shared=shared, numbered=dataset.numbered, is_made=True
+                )
         documents = None
+        numbered = dataset.numbered
         of_source = dataset.source
         failure_of_all = dataset.failure
     else:
         documents = Numbered(dataset)
+        numbered = None
         failure_of_all = lambda error: documents.failure or failure(error)
         if dataset.cardinality is None:
             of_all = _shared_documents(steps, dataset.spec, arguments)
@@ -476,7 +511,7 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
             of_source = of_source.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
     with maps_in_turn(), seqio.map_seed_manager(seed):
         of_source = apply(of_source)
-    return OfTensorflow(of_source, failure_of_all, documents)
+    return OfTensorflow(of_source, failure_of_all, documents, numbered=numbered, is_made=True)
 
 
 def _spec(tensor: Any) -> Spec:

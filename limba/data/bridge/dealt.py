@@ -7,6 +7,7 @@ all of it away.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import logging
 import tempfile
@@ -14,14 +15,16 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from limba.config import DataConfig, InputError, reason_of
 from limba.data.bridge.datasets import Failure, OfShard, OfTensorflow
 from limba.data.bridge.graph import SharedGraph
+from limba.data.dataset import Document
 from limba.data.registry import Task
+from limba.data.sources.first_example import FirstExample
 from limba.data.sources.order import fewer_shards
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ MOST_WAITING_BYTES = 1 << 28  # of documents that wait for their shard in memory
 BYTES_A_FILE = 1 << 26
 BYTES_CHECKED = 64  # of each part of a document, and its length
 BYTES_A_ROW = 120  # of Python's own, about
+MOST_BLOCKS_NAMED = 32  # of which documents are remembered until somebody asks which they were
+DOCUMENTS_A_CHECK = 1024  # of a source that no reading in Python deals
 MOST_OPENINGS = 16  # at once; preprocessors that read their data set at several places need several
 
 
@@ -49,8 +54,9 @@ class Undivided:
     data set again, or at two places, makes one more reading, which the shards share too.
     """
 
-    def __init__(self, name: str, source: tf.data.Dataset, config: DataConfig, failure: Failure):
+    def __init__(self, name: str, source: tf.data.Dataset, config: DataConfig, failure: Failure, number: int = 0):
         self.name = name
+        self.number = number  # of the task in its mixture
         self.num_shards = config.num_shards
         self.num_epochs = config.num_epochs
         self._failure_of = failure
@@ -58,8 +64,11 @@ class Undivided:
         # shard -> number of documents -> their checksum, of what it had taken at the position that it resumes from
         self._expected: dict[int, dict[int, int]] = {}
         self._num_same: dict[int, int] = {}  # shard -> the documents that were the same as before
+        self.taken: dict[int, deque[range]] = {}  # shard -> indices of its documents that nobody has asked for yet
         self.marks: dict[int, tuple[Mark, ...]] = {}  # shard -> what it has taken: the first 1, 2, 4, …, and all
         self._graph = SharedGraph(self._dataset)
+        self._first_examples: dict[int, FirstExample] = {}  # of the shards
+        self.ends: list[list[int]] = [[] for _ in range(self.num_shards)]  # documents of a shard up to each epoch's end
         self._spec = source.element_spec
         self._kinds = [tensor_spec for tensor_spec in _flat(self._spec) if tensor_spec is not None]
         # Texts are passed on as they are: a function of TensorFlow's for each document costs more than all else here.
@@ -80,17 +89,39 @@ class Undivided:
         handles = (tf.variant, tf.resource)
         return bool(kinds) and all(isinstance(kind, tf.TensorSpec) and kind.dtype not in handles for kind in kinds)
 
-    def documents(self, shard: int) -> OfTensorflow:
-        """Returns the documents of one shard, as the source has them."""
+    def documents(self, shard: int, first: FirstExample | None = None) -> OfTensorflow:
+        """Returns the documents of one shard, as the source has them; an endless reading asks for a first example."""
         self._shards.add(shard)
+        if first is not None and self.num_epochs is None:
+            self._first_examples[shard] = first
         shared = OfShard(self._graph, shard)
         return OfTensorflow(
-            shared.dataset(), failure=lambda error: self.failure or self._failure_of(error), shared=shared
+            shared.dataset(),
+            failure=lambda error: self.failure or self._failure_of(error),
+            shared=shared,
+            numbered=_Numbers(self, shard),
         )
 
     def expect(self, shard: int, marks: Mapping[int, int]) -> None:
         """Has the documents of a shard compared with those that it took before it was stopped: number -> checksum."""
         self._expected[shard] = dict(marks)
+
+    def end_epoch(self, number: int, size: int) -> None:
+        """Notes how many documents an epoch has, of all shards; `number` counts from 1."""
+        for shard, ends in enumerate(self.ends):
+            if number > len(ends):
+                before = ends[-1] if ends else 0
+                ends.append(before + len(range(shard, size, self.num_shards)))
+
+    def note_taken(self, shard: int, first: int, stop: int) -> None:
+        """Takes the indices of the documents that a shard has been given."""
+        self.taken.setdefault(shard, deque(maxlen=MOST_BLOCKS_NAMED)).append(range(first, stop))
+
+    def check_first_example(self, shard: int, num_taken: int) -> None:
+        """Raises InputError if a shard has taken too many documents without an example."""
+        first = self._first_examples.get(shard)
+        if first is not None and not first.is_there:
+            first.check(num_taken, bisect.bisect_right(self.ends[shard], num_taken))
 
     def compare(self, shard: int, mark: Mark) -> None:
         """Notes what a shard has taken; InputError if they are other documents than it took before."""
@@ -186,6 +217,28 @@ class Undivided:
         return opening
 
 
+class _Numbers(NamedTuple):
+    """The documents of a shard by their index in it."""
+
+    source: Undivided
+    shard: int
+
+    def document(self, index: int) -> Document:
+        """Returns the document at an index, which its epoch and its number there name."""
+        ends = self.source.ends[self.shard]
+        epoch = bisect.bisect_right(ends, index)
+        before = ends[epoch - 1] if epoch else 0
+        row = (index - before) * self.source.num_shards + self.shard
+        return Document(self.source.number, epoch, chunk=0, row=row, piece=0, epochs=0.0)
+
+    def take_handed(self) -> list[Document]:
+        taken = self.source.taken.get(self.shard, deque())
+        documents = []
+        while taken:
+            documents += [self.document(index) for index in taken.popleft()]
+        return documents
+
+
 class Opened:
     """The sources of seqio's that this process reads: those that cannot be divided are opened once for all shards."""
 
@@ -212,16 +265,26 @@ class Opened:
                 checksums = marks[name][1::2]
                 undivided.expect(shard, dict(zip(numbers, checksums, strict=True)))
 
-    def documents(self, task: Task, config: DataConfig, shard: int, seed: int, failure: Failure) -> OfTensorflow:
+    def documents(
+        self,
+        task: Task,
+        config: DataConfig,
+        shard: int,
+        seed: int,
+        failure: Failure,
+        first: FirstExample,
+        number: int,
+    ) -> OfTensorflow:
         """Returns a shard's documents of a task's source: by the source's own shards where it has enough of them.
 
-        `seed` is the seed of the source's order.
+        `seed` is the seed of the source's order, and `number` is the task's in its mixture. An endless reading asks for
+        a `first` example.
         """
         import seqio
 
         known = self._undivided.get(task.name)
         if known is not None:
-            return known.documents(shard)
+            return known.documents(shard, first)
         split = config.train_split
         num_shards = config.num_shards
         source = task.source
@@ -229,13 +292,46 @@ class Opened:
         shard_info = seqio.ShardInfo(shard, num_shards) if by_source else None
         documents = source.get_dataset(split, shuffle=config.shuffle, seed=seed, shard_info=shard_info)
         if by_source:
-            return OfTensorflow(documents.repeat(config.num_epochs), failure=failure)
+            return _repeated(documents, config.num_epochs, failure, first)
         if not Undivided.deals(documents):
-            of_shard = documents.shard(num_shards, shard).repeat(config.num_epochs)
-            return OfTensorflow(of_shard, failure=failure)
-        undivided = Undivided(task.name, documents, config, failure)
+            return _repeated(documents.shard(num_shards, shard), config.num_epochs, failure, first)
+        undivided = Undivided(task.name, documents, config, failure, number)
         self._undivided[task.name] = undivided
-        return undivided.documents(shard)
+        return undivided.documents(shard, first)
+
+
+def _repeated(
+    documents: tf.data.Dataset, num_epochs: int | None, failure: Failure, first: FirstExample
+) -> OfTensorflow:
+    """Returns the documents for some epochs, or endlessly: then `first` is asked from time to time.
+
+    The first and only data set is chosen for each document, which costs far less than a function for each.
+    """
+    import tensorflow as tf
+
+    repeated = documents.repeat(num_epochs)
+    if num_epochs is not None:
+        return OfTensorflow(repeated, failure=failure)
+    epoch_size = int(documents.cardinality())  # negative where it is not known
+    refusal: InputError | None = None
+
+    def check(num_read: np.int64) -> np.int64:
+        nonlocal refusal
+        num_epochs = int(num_read) // epoch_size if epoch_size > 0 else 0
+        try:
+            first.check(int(num_read), num_epochs)
+        except InputError as error:
+            refusal = error
+            raise
+        return np.int64(0)
+
+    def choices(check_number: tf.Tensor) -> tf.data.Dataset:
+        checked = tf.numpy_function(check, [check_number * DOCUMENTS_A_CHECK], tf.int64)
+        return tf.data.Dataset.from_tensors(tf.ensure_shape(checked, [])).repeat(DOCUMENTS_A_CHECK)
+
+    choice = tf.data.Dataset.range(2**62).flat_map(choices)
+    watched = tf.data.Dataset.choose_from_datasets([repeated], choice)
+    return OfTensorflow(watched, failure=lambda error: refusal or failure(error))
 
 
 class _Opening:
@@ -253,6 +349,8 @@ class _Opening:
     def take(self, shard: int) -> list[Row]:
         """Returns the shard's next block: its length depends on the documents alone, not on when they were read."""
         waiting = self._waiting[shard]
+        first = self._marks[shard][0]
+        self._source.check_first_example(shard, first)
         rows: list[Row] = []
         num_bytes = 0
         while len(rows) < DOCUMENTS_A_BLOCK and num_bytes < BYTES_A_BLOCK:
@@ -265,6 +363,7 @@ class _Opening:
             self._marks[shard] = (number + 1, _checksum(row, checksum))
             self._source.compare(shard, self._marks[shard])
         self.next_block[shard] += 1
+        self._source.note_taken(shard, first, first + len(rows))
         return rows
 
     def _read_for(self, shard: int) -> bool:
@@ -279,6 +378,7 @@ class _Opening:
             dealt = next(self._rounds, None)
             if dealt is None:
                 self._rounds = None
+                self._source.end_epoch(self._epochs_begun, self._num_documents)
                 self._check_epoch(shard)
                 continue
             self._deal(dealt)

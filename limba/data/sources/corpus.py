@@ -17,6 +17,7 @@ from limba.data.sources.fingerprints import Mark
 from limba.data.sources.listing import file_format
 
 NAMED_FILES = 3  # in one sentence
+WHILE_READ = "while the run reads it"
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,14 @@ class Changes:
         if not self.changed and parts:
             parts[0] = f"The corpus has changed {since}: {parts[0]}"
         return "; ".join(parts)
+
+
+def changed_while_read(sentence: str) -> InputError:
+    """Returns the error for a corpus that has changed since a run looked at it; the sentence says how."""
+    return InputError(
+        f"{sentence}; start the same command again with the original files restored, or with"
+        " DataConfig.on_changed_corpus 'new_epoch', which begins a new pass over the current ones."
+    )
 
 
 def _change(then: Mark, now: Mark, since: str) -> str:

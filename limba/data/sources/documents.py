@@ -15,20 +15,20 @@ import abc
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from limba.config import InputError
-from limba.data.dataset import TEXT, Dataset, Derived, Document, Item, Place
+from limba.data.dataset import TEXT, Dataset, Document, Item, Place
 from limba.data.sources import order
+from limba.data.sources.first_example import FirstExample
 from limba.data.sources.notices import say_once
 from limba.data.sources.order import Counts, Reading
 from limba.data.sources.splits import Splits
 
 MOST_EMPTY_UNITS = 10_000  # in a row, of a shard with fewer units; seconds
 CLOSED = -1  # in a place: no part is open there
-T = TypeVar("T")
 Chosen = list[tuple[int, bytes]]  # documents of a chunk with their row in it, in the order in which a shard reads them
 
 
@@ -110,17 +110,7 @@ class Documents(Dataset):
     def __init__(self, share: Share):
         super().__init__(dict.fromkeys(share.source.keys, TEXT))
         self._share = share
-        self._most_without_example = math.inf
-        self.has_example = False  # whether `examples` has given one
-
-    def examples(self, examples: Dataset[T], most_documents: int) -> Dataset[T]:
-        """Returns the examples that preprocessors make of these documents.
-
-        An endless reading raises InputError at the end of an epoch if so many documents, and all since the beginning,
-        have made none: it would go on for ever.
-        """
-        self._most_without_example = most_documents
-        return _Examples(self, examples)
+        self.first_example: FirstExample | None = None  # is asked at the end of each epoch of an endless reading
 
     def name_of(self, document: Document) -> str:
         share = self._share
@@ -143,8 +133,8 @@ class Documents(Dataset):
         counts = list(begun["open"]) or [CLOSED] * (3 * width)
         num_empty = 0  # parts since the last document
         for number in range(begun["epoch"], len(reading.epochs)):
-            if reading.is_endless and num_read >= self._most_without_example and not self.has_example:
-                raise self._no_example(num_read, number)
+            if reading.is_endless and number > 0 and self.first_example is not None:
+                self.first_example.check(num_read, number)
             epoch = reading.epochs[number]
             parts = share.parts(epoch)
             opened: list[_OpenPart | None] = [None] * width
@@ -186,31 +176,6 @@ class Documents(Dataset):
             following = 0
             turn = 0
             counts = [CLOSED] * (3 * width)
-
-    def _no_example(self, num_read: int, num_epochs: int) -> InputError:
-        reading = self._share.reading
-        return InputError(
-            f"{self._share.source.name} gives no row: the preprocessors of task {reading.name} have made none of the"
-            f" {num_read:,} documents that data shard {reading.shard} has read of it, in {num_epochs:,} epoch(s); give"
-            " text that they keep, or other preprocessors."
-        )
-
-
-class _Examples(Derived[T, T]):
-    """Examples, the first of which is noted for the documents that they are made of."""
-
-    def __init__(self, documents: Documents, parent: Dataset[T]):
-        super().__init__(parent, None, parent.cardinality)
-        self._documents = documents
-
-    def read(self, place: Place = None) -> Iterator[Item[T]]:
-        items = self._parent.read(place)
-        if place is None:
-            for item in itertools.islice(items, 1):
-                self._documents.has_example = True
-                yield item
-        self._documents.has_example = True
-        yield from items
 
 
 class _UnitShare(Share):

@@ -156,7 +156,7 @@ class HubSource(UnitSource):
     @property
     def resolved_revision(self) -> str | None:
         """The commit that its files are read from; None for a local directory. Queries the hub."""
-        addresses = itertools.chain.from_iterable(self._patterns.values())
+        addresses = itertools.chain.from_iterable(self.patterns.values())
         revisions = (re.match(r"hf://datasets/[^@]+@([0-9a-f]{40})/", address) for address in addresses)
         return next((match[1] for match in revisions if match), None)
 

@@ -9,13 +9,13 @@ from limba.config import without_credentials
 
 logger = logging.getLogger(__name__)
 _LOCK = threading.Lock()
-_TOLD = set[str]()  # the kinds of which a sentence was logged
+TOLD = set[str]()  # the kinds of which a sentence was logged
 
 
 def say_once(kind: str, sentence: str) -> None:
     """Logs the first sentence of a kind: one for a thousand corpora in all their shards."""
     with _LOCK:
-        if kind in _TOLD:
+        if kind in TOLD:
             return
-        _TOLD.add(kind)
+        TOLD.add(kind)
     logger.warning(without_credentials(sentence))

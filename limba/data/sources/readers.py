@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from limba.config import InputError
+from limba.config.errors import is_out_of_memory
 from limba.config.untrusted_files import reason_for
 from limba.data.sources.columns import joined, say_of_list
 from limba.data.sources.failures import UNREADABLE, RecordError, UnitError, advice_on
@@ -120,6 +121,8 @@ def _faults(unit: Unit) -> Iterator[None]:
             fix=("DataConfig.on_read_failure", "skip"),
         ) from error
     except UNREADABLE as error:
+        if is_out_of_memory(error):  # the unit is not at fault, and must not be skipped
+            raise
         is_cut = isinstance(error, EOFError) and file_format(unit.path)[1] == ".gz"
         raise UnitError(
             f"{unit.place} cannot be read ({reason_for(error)}); check the file and its permissions.",

@@ -27,6 +27,7 @@ from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem, sync
 
 from limba.config import reason_of, untrusted_files
+from limba.config.errors import is_out_of_memory
 from limba.storage.failures import limited
 from limba.storage.files import is_local
 
@@ -221,6 +222,8 @@ def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T]) -> T:
         except ReadError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):  # of this host: another attempt would not help, and the file is not at fault
+                raise
             raise _as_read_error(error, seconds) from error
 
     def log(state: tenacity.RetryCallState) -> None:

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import NamedTuple, Self
 from limba.config import ConfigError, InputError
 from limba.data.sources import columns, listing, readers
 from limba.data.sources.chunk_reader import ChunkReader
+from limba.data.sources.corpus import WHILE_READ, changed_while_read, changes
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
 from limba.data.sources.json_documents import TOKENS
 from limba.data.sources.order import Counts, fewer_shards, shard_of_row
@@ -85,6 +87,9 @@ class Splits:
         self._files: dict[tuple[str, ...], list[File]] = {}
         self._units: dict[tuple[str, ...], list[listing.Unit]] = {}
         self._marks: dict[tuple[tuple[str, ...], int], list[Mark]] = {}
+        self._marked: dict[
+            str, tuple[Mark, int]
+        ] = {}  # local file -> what it is known by, of so many bytes at its ends
 
     def read_by(self, policy: ReadPolicy) -> Self:
         """Returns this source with another policy."""
@@ -122,12 +127,13 @@ class Splits:
         return True
 
     @functools.cached_property
-    def _patterns(self) -> Mapping[str, Sequence[str]]:
+    def patterns(self) -> Mapping[str, Sequence[str]]:
+        """Split -> the patterns or addresses of its files."""
         return self._resolve()
 
     def is_carved(self, split: str) -> bool:
         """True if the split is carved out of the train split's files."""
-        return split in ("train", "validation") and "validation" not in self._patterns
+        return split in ("train", "validation") and "validation" not in self.patterns
 
     def carved_percent(self, split: str) -> float | None:
         """Returns the percentage of the train split that is carved out for validation; None if there is none."""
@@ -136,12 +142,12 @@ class Splits:
     def patterns_of_split(self, split: str) -> Sequence[str]:
         """Returns the patterns of the split's files; InputError for a split that the source does not have."""
         origin = "train" if self.is_carved(split) else split
-        if origin not in self._patterns:
+        if origin not in self.patterns:
             raise InputError(
-                f"{self.name} has no split {split!r}; it has {', '.join(self._patterns)}: set DataConfig.train_split or"
+                f"{self.name} has no split {split!r}; it has {', '.join(self.patterns)}: set DataConfig.train_split or"
                 " DataConfig.validation_split to one of these."
             )
-        return self._patterns[origin]
+        return self.patterns[origin]
 
     def list_files(self, patterns: Sequence[str]) -> list[File]:
         """Returns the files of a split, in order."""
@@ -164,11 +170,11 @@ class Splits:
 
     def listed_files(self, split: str) -> Listing:
         """Returns the split's files for another process, which must read the same ones."""
-        return Listing(self._patterns, self.listed(split))
+        return Listing(self.patterns, self.listed(split))
 
     def read_listed(self, split: str, found: Listing) -> None:
         """Reads the files that another process has listed, and none that has appeared since."""
-        self._patterns = found.patterns
+        self.patterns = found.patterns
         with self._lock:
             self._files[tuple(self.patterns_of_split(split))] = list(found.files)
 
@@ -190,7 +196,9 @@ class Splits:
         with self._marks_lock:  # readers need the other lock meanwhile
             key = (patterns, end_bytes or end_bytes_for(len(files)))
             if key not in self._marks:
-                self._marks[key] = marks_of(files, key[1])
+                marks = marks_of(files, key[1])
+                self._marks[key] = marks
+                self._marked |= {mark.path: (mark, key[1]) for mark in marks if "://" not in mark.path}
             return self._marks[key]
 
     def num_bytes(self, split: str) -> int | None:
@@ -230,12 +238,39 @@ class Splits:
             yield documents
 
     def read_whole(self, split: str, unit: listing.Unit, chunk: int) -> list[bytes] | None:
-        """Returns all documents of one chunk, including the other carved split's."""
+        """Returns all documents of one chunk, including the other carved split's.
+
+        Raises InputError if the file is not the one any more whose mark was taken.
+        """
         del split
-        documents = self._read(unit, chunk)
+        try:
+            documents = self._read(unit, chunk)
+        finally:  # a file that was cut may fail as one with a bad line, which would be no help
+            self._check_unchanged(unit.path)
         if documents is None or self._rewrite is None:
             return documents
         return [part for document in documents for part in self._rewrite(document) if part]
+
+    def _check_unchanged(self, path: str) -> None:
+        """Raises InputError if a local file has another content than when its mark was taken, as far as a mark tells.
+
+        It takes one stat, and a look at both ends of a file that has another size or time of change.
+        """
+        marked = self._marked.get(path)
+        if marked is None:
+            return
+        mark, end_bytes = marked
+        try:
+            status = os.stat(path)
+        except OSError:  # gone: the next part of it cannot be opened
+            return
+        if (status.st_size, status.st_mtime_ns // 1_000_000) == (mark.size, mark.time):
+            return
+        (now,) = marks_of([File(path, None)], end_bytes)
+        found = changes({0: mark}, 1, [now])
+        if found:
+            raise changed_while_read(found.sentence(WHILE_READ))
+        self._marked[path] = (now, end_bytes)  # only its time is another one
 
     def filtered(self, split: str, documents: list[bytes]) -> list[bytes]:
         """Returns the documents that belong to the split."""

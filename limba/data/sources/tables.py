@@ -30,7 +30,7 @@ _BLANKS = " \t\r\n"  # of a line that pandas takes for blank
 _WHOLLY_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 # Of a field in quotes over several lines: how it goes on, with its own quotes doubled, and how it ends.
 _GOES_ON = re.compile(r'[^"]*(?:""[^"]*)*')
-_ENDS = re.compile(_GOES_ON.pattern + r'"(?:\t.*)?')
+QUOTATION_ENDS = re.compile(_GOES_ON.pattern + r'"(?:\t.*)?')
 
 
 class TableError(ValueError):
@@ -143,7 +143,7 @@ def tsv_rows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
         if opened and not line.startswith("\t"):
             opened = 0
         if opened and '"' in line:
-            if _ENDS.fullmatch(line):
+            if QUOTATION_ENDS.fullmatch(line):
                 raise TableError(
                     f"line {opened} begins a field in quotation marks that ends in line {number}, and a row of tsv is"
                     " one line; write the rows as csv or JSON lines."

@@ -53,13 +53,13 @@ class TfdsSource(UnitSource):
     ):
         self.tfds_name = name
         self._data_dir = data_dir
-        self._community = community
+        self.community = community
         self._instead = f", or {instead}" if instead else ""
-        self._slices = dict(splits or {split: split for split in ("train", *OPTIONAL)})
+        self.slices = dict(splits or {split: split for split in ("train", *OPTIONAL)})
         super().__init__(
             f"The data set {name}",
             lambda: self._existing_slices,
-            list(self._slices),
+            list(self.slices),
             column,
             validation_percent,
             rewrite,
@@ -117,10 +117,10 @@ class TfdsSource(UnitSource):
         from etils import epath
 
         data_dir = self._folder
-        if self._community is None or not data_dir:
+        if self.community is None or not data_dir:
             return None
         # `community` may be a pattern; the directory's own name must not be taken for one.
-        files = epath.Path(glob.escape(str(data_dir))).glob(f"{self._community}/*/dataset_info.json")
+        files = epath.Path(glob.escape(str(data_dir))).glob(f"{self.community}/*/dataset_info.json")
         folders = sorted(path.parent for path in files)
         if len({path.parent for path in folders}) > 1:
             names = ", ".join(sorted({str(path.parent) for path in folders}))
@@ -130,11 +130,11 @@ class TfdsSource(UnitSource):
     @functools.cached_property
     def _existing_slices(self) -> Mapping[str, Sequence[str]]:
         splits = self.builder.info.splits
-        slices = {name: [part] for name, part in self._slices.items() if part.partition("[")[0] in splits}
-        missing = [name for name in self._slices if name not in slices and name not in OPTIONAL]
+        slices = {name: [part] for name, part in self.slices.items() if part.partition("[")[0] in splits}
+        missing = [name for name in self.slices if name not in slices and name not in OPTIONAL]
         if missing:
             raise InputError(
-                f"{self.name} has no split {self._slices[missing[0]]!r}; it has {', '.join(splits)}: correct the"
+                f"{self.name} has no split {self.slices[missing[0]]!r}; it has {', '.join(splits)}: correct the"
                 " source's splits."
             )
         return slices
@@ -222,17 +222,17 @@ def _tfrecords(file: IO[bytes]) -> Iterator[bytes]:
     lib/io/record_writer.h). TensorFlow's own reader would read a bucket with TensorFlow's file system.
     """
     while head := file.read(12):
-        if len(head) < 12 or _masked(head[:8]) != head[8:]:
+        if len(head) < 12 or masked(head[:8]) != head[8:]:
             raise ValueError("a record's length is damaged")
         length = int.from_bytes(head[:8], "little")
         record = file.read(length)
         checksum = file.read(4)
-        if len(record) < length or _masked(record) != checksum:
+        if len(record) < length or masked(record) != checksum:
             raise ValueError("a record is damaged")
         yield record
 
 
-def _masked(data: bytes) -> bytes:
+def masked(data: bytes) -> bytes:
     """Returns TFRecord's masked crc32c: rotated by 15 bits, plus a constant."""
     value = google_crc32c.value(data)
     return (((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

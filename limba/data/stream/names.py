@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,14 +27,19 @@ class NamedDocument:
     """A document that gave tokens of a row. A long one is read in pieces: `text` has those that gave tokens.
 
     `row` is its number in its unit, from 0. After a preprocessor in TensorFlow `is_exact` is False: the document was
-    read shortly before the row was made, and may have given none of its tokens.
+    read shortly before the row was made, and may have given none of its tokens. Of a source of others only the epoch
+    and the number in it are known, and `text` is empty.
     """
 
     source: str  # the task that reads it
-    unit: str  # a file, a range of its bytes, or a row group
+    unit: str  # a file, a range of its bytes, or a row group; an epoch of a source of others
     row: int
     text: str
     is_exact: bool = True
+
+    @property
+    def short(self) -> str:
+        return short_name(self.unit, self.row)
 
 
 class BatchDocuments(NamedTuple):
@@ -52,20 +59,66 @@ class BatchDocuments(NamedTuple):
             return
         yield from named(self.recipe, of_rows[row], most_bytes)
 
+    def some(self, most: int, most_bytes: int) -> tuple[list[str], int]:
+        """Returns (short names of the first documents, how many others there are), of the shards of this process.
+
+        A document that cannot be named, such as one behind `most_bytes` of its unit, is one of the others: whoever asks
+        has something worse to say.
+        """
+        firsts = dict[tuple[int, ...], Document]()  # without the other pieces of a document
+        for of_shard in self.by_shard.values():
+            for document in itertools.chain.from_iterable(of_shard):
+                firsts.setdefault(_key(document), document)
+        shown = list[str]()
+        if self.recipe is not None:
+            for document in itertools.islice(firsts.values(), most):
+                with contextlib.suppress(Exception):
+                    shown += [found.short for found in named(self.recipe, [document], most_bytes)]
+        return shown, len(firsts) - len(shown)
+
 
 NO_DOCUMENTS = BatchDocuments({}, None)
+
+
+def short_name(unit: str, row: int) -> str:
+    """Returns the name of a document for a sentence.
+
+    >>> short_name("data/part-07.jsonl", 81204)
+    'part-07.jsonl, document 81,204'
+    """
+    return f"{unit.rpartition('/')[2]}, document {row:,}"
+
+
+def in_parentheses(names: Sequence[str], num_more: int) -> str:
+    """Returns some names of documents in parentheses, with how many others there are; "" without names.
+
+    >>> in_parentheses(["a.jsonl, document 3", "a.jsonl, document 9"], 12)
+    ' (a.jsonl, document 3; a.jsonl, document 9; and 12 more)'
+    """
+    if not names:
+        return ""
+    more = f"; and {num_more:,} more" if num_more else ""
+    return f" ({'; '.join(names)}{more})"
+
+
+def _key(document: Document) -> tuple[int, int, int, int]:
+    """Returns what the pieces of a document have in common."""
+    return document.task, document.unit, document.chunk, document.row
 
 
 def named(recipe: Recipe, documents: Iterable[Document], most_bytes: int | None = None) -> Iterator[NamedDocument]:
     """Yields the documents with their names and texts, the pieces of one document together; see `of_row`."""
     pieces: dict[tuple[int, int, int, int], list[int]] = {}
     for document in documents:
-        key = (document.task, document.unit, document.chunk, document.row)
-        pieces.setdefault(key, []).append(document.piece)
+        pieces.setdefault(_key(document), []).append(document.piece)
     too_far = None
     for (number, unit, chunk, row), read in pieces.items():
         part = recipe.parts[number]
-        source = recipe.sources[part.name]
+        source = recipe.sources.get(part.name)
+        is_exact = is_without_tensorflow(part)
+        if source is None:
+            yield NamedDocument(part.name, f"epoch {unit + 1} of task {part.name}", row, "", is_exact)
+            continue
         before = chunk * chunk_bytes(source.num_tasks)
         if most_bytes is not None and before > most_bytes:
             unit_of_document = source.units(recipe.config.train_split)[unit]
@@ -84,7 +137,7 @@ def named(recipe: Recipe, documents: Iterable[Document], most_bytes: int | None 
         text = between.join(parts[piece] for piece in dict.fromkeys(read))
         vocabulary = part.output_features["targets"].vocabulary
         text_of_document = _text(source, text, vocabulary)
-        yield NamedDocument(part.name, unit_name, row_of_unit, text_of_document, is_without_tensorflow(part))
+        yield NamedDocument(part.name, unit_name, row_of_unit, text_of_document, is_exact)
     if too_far is not None:
         raise too_far
 

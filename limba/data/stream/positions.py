@@ -18,7 +18,7 @@ from typing import Any
 
 from limba.config import InputError, SentenceError, reason_of
 from limba.data.objectives.supervised import prefix_of
-from limba.data.sources.corpus import Changes, Corpora, changes, unpacked_table
+from limba.data.sources.corpus import WHILE_READ, Changes, Corpora, changed_while_read, changes, unpacked_table
 from limba.data.sources.fingerprints import Mark
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import FirstEpochs, Recipe, ShardPlace
@@ -141,12 +141,8 @@ class DataPositions:
         saved = {shard: opened(position, shard) for shard, position in positions.items()}
         if all(each.about == self._about for each in saved.values()):
             return Resumption(saved, None, ())
-        when = "while the run reads it"
-        sentence, _ = self._compared(saved, when)
-        advice = "restore the original files, and start the same command again"
-        if self._config.on_changed_corpus == "new_epoch":
-            advice = "start the same command again, which begins a new pass over the current files"
-        raise InputError(f"{sentence or _other_units(when)}; {advice}.")
+        sentence, _ = self._compared(saved, WHILE_READ)
+        raise changed_while_read(sentence or _other_units(WHILE_READ))
 
     def _check_identity(self, shard: int, position: Position) -> None:
         """Raises InputError if a position belongs to the data of another stream."""

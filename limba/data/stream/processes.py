@@ -27,6 +27,7 @@ import numpy as np
 
 from limba.config import DataConfig, InputError, RestartError
 from limba.config.environment import console
+from limba.config.errors import is_out_of_memory, reason_of
 from limba.data import task_modules
 from limba.data.dataset import Document
 from limba.data.deal import WHOLE_UNITS, Deal
@@ -338,7 +339,8 @@ class ReaderProcesses(Stream):
 def serve(file_descriptor: int) -> None:
     """Serves calls of a stream's methods until the other end of the pipe is closed; stdin has the files to read."""
     with (
-        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+        # Without memory even for an answer this process ends, and the run starts another one.
+        contextlib.suppress(BrokenPipeError, ConnectionResetError, MemoryError),
         Connection(file_descriptor) as connection,
         contextlib.ExitStack() as stack,
     ):
@@ -349,14 +351,14 @@ def serve(file_descriptor: int) -> None:
         def opened() -> None:
             stream.append(stack.enter_context(contextlib.closing(_open(opening, listings))))
 
-        connection.send(_outcome(opened))
+        answer(connection, opened, opening.shards)
         while stream:
             try:
                 name, arguments = connection.recv()
             except EOFError:
                 return
             call = getattr(stream[0], name)
-            connection.send(_outcome(lambda call=call, arguments=arguments: call(*arguments)))
+            answer(connection, lambda call=call, arguments=arguments: call(*arguments), opening.shards)
 
 
 def _listings_as_json(listings: Mapping[str, Listing]) -> str:
@@ -384,7 +386,23 @@ def _open(opening: Opening, listings: Mapping[str, Listing]) -> TrainStream:
     return TrainStream(task, opening.lengths, opening.config, opening.shards, opening.num_processes, opening.deal)
 
 
-def _outcome(call: Callable[[], object]) -> object:
+def answer(connection: Connection, call: Callable[[], object], shards: Sequence[int]) -> None:
+    """Sends the outcome of a call, or that there is no memory left for it."""
+    outcome = _outcome(call, shards)
+    try:
+        connection.send(outcome)
+    except MemoryError as error:  # before a byte of it is sent
+        connection.send(_no_memory(shards, error))
+
+
+def _no_memory(shards: Sequence[int], error: BaseException) -> InputError:
+    return InputError(
+        f"The process that reads data shards {list(shards)} has no memory left ({reason_of(error)}); free some on this"
+        " host, or lower DataConfig.num_reader_processes, and start the same command again."
+    )
+
+
+def _outcome(call: Callable[[], object], shards: Sequence[int]) -> object:
     """Returns the result of the call, None at the end of a corpus, or the exception that it raises or returns."""
     try:
         result = call()
@@ -396,5 +414,7 @@ def _outcome(call: Callable[[], object]) -> object:
     except (InputError, PositionError) as error:
         return error
     except Exception as error:
+        if is_out_of_memory(error):
+            return _no_memory(shards, error)
         logger.exception("A process that reads text failed:")
         return RuntimeError(f"{type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ from limba.data.objectives.choice import examples_of, is_without_tensorflow
 from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import matrices, rows_of
 from limba.data.registry import Mixture, Task
-from limba.data.sources.documents import Documents
+from limba.data.sources.first_example import FirstExample
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, advice_on, failure_of_code, parts_of, unit_sources
@@ -148,6 +148,8 @@ class Recipe:
         deal = self.deal
         draws = Draws(config.seed, part.name, shard, first_epoch)
         buffered = config.shuffle_buffer
+        rows_at_once = rows_per_block(len(self.parts))
+        most_documents = self._most_without_row(part, rows_at_once)
         if source := self.sources.get(part.name):
             order = (config.train_split, shard, config.num_shards, config.seed, config.shuffle)
             reading = Reading(*order, config.num_epochs, first_epoch, number, part.name)
@@ -155,23 +157,24 @@ class Recipe:
             offset = deal.offset(part.name, config.num_epochs) if counts else 0
             documents = source.dataset(reading, counts, offset)
             documents.tokens_at_once = self._tokens_at_once
+            first = FirstExample(part.name, source.name, shard, most_documents)
+            documents.first_example = first
         else:  # a source of others may be slow, or shared by the shards: no document is read before it is due
             seed = Draws(config.seed, part.name).seed_of_seqio(number=1)
-            documents = self._foreign_documents(part, shard, seed)
+            first = FirstExample(part.name, f"The source of task {part.name}", shard, most_documents)
+            documents = self._foreign_documents(part, shard, seed, first, number)
             buffered = buffered or self._buffer_of(part)
-        documents.rows_per_block = rows_per_block(len(self.parts))
-        examples = examples_of(part, self.lengths, documents, draws)
-        if isinstance(documents, Documents):
-            examples = documents.examples(examples, self._most_without_row(part, documents))
+        documents.rows_per_block = rows_at_once
+        examples = first.of(examples_of(part, self.lengths, documents, draws))
         return examples.shuffle(buffered, draws) if config.shuffle and buffered else examples
 
-    def _most_without_row(self, part: Task, documents: Dataset) -> int:
+    def _most_without_row(self, part: Task, rows_at_once: int) -> int:
         """Returns after how many documents a task must have made a row."""
         most = MOST_WITHOUT_ROW if is_without_tensorflow(part) else MOST_IN_TENSORFLOW
         if is_supervised(part):
             return most
         # Rows are made of blocks of tokens, and a document may have one token.
-        return max(most, 2 * documents.rows_per_block * sum(self.lengths.values()))
+        return max(most, 2 * rows_at_once * sum(self.lengths.values()))
 
     @property
     def _tokens_at_once(self) -> int:
@@ -195,11 +198,11 @@ class Recipe:
             return size
         return -(-size // self.config.num_shards)
 
-    def _foreign_documents(self, part: Task, shard: int, seed: int) -> Dataset:
+    def _foreign_documents(self, part: Task, shard: int, seed: int, first: FirstExample, number: int) -> Dataset:
         """Returns a shard's documents of a source that is not ours."""
         failure = functools.partial(failure_of_code, part)
         with user_code.of_task(part, advice_on(part)):
-            return self.opened.documents(part, self.config, shard, seed, failure)
+            return self.opened.documents(part, self.config, shard, seed, failure, first, number)
 
 
 class Shard:
@@ -261,7 +264,8 @@ class Shard:
         for of_row in documents:
             for document in of_row[-1:] if is_of_one else of_row:
                 name = recipe.parts[document.task].name
-                epochs[name] = max(epochs[name], document.epochs)
+                if name in epochs:  # a source of others has none
+                    epochs[name] = max(epochs[name], document.epochs)
         return epochs
 
     def _tokens(self, before: ShardPlace, rows: Rows, items: Sequence[Item[Any]]) -> Mapping[str, int]:

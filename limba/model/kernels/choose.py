@@ -160,11 +160,6 @@ class MemoryEfficient(Einsum):
 class PallasGpu(HeadsLast):
     """The kernel of `pallas_gpu.py`, for NVIDIA's cards from the A100 on."""
 
-    def fits(self, config: ModelConfig) -> bool:
-        """Returns True if the kernel can run on these devices and takes these sizes."""
-        divides = self.batch % num_batch_groups(self.mesh) == 0
-        return divides and not _obstacle(config, device_of(self.mesh))
-
     def bias(self, table: BiasTable) -> Float[Array, "G H P"]:
         """Returns the bias of every distance, from -Q on, once for each group of devices; P is Q + K."""
         tables = for_each_group(table, self.mesh)
@@ -182,14 +177,6 @@ class PallasGpu(HeadsLast):
 
 class PallasTpu(FeatureMajor):
     """The kernel of `pallas_tpu.py`; without a TPU it runs (slowly) in interpret mode."""
-
-    def fits(self, config: ModelConfig) -> bool:
-        """Returns True if the kernel can run on these devices and takes these sizes."""
-        from limba.model.kernels import pallas_tpu
-
-        if device_of(self.mesh).device_kind in OLD_TPUS or self.batch % num_batch_groups(self.mesh):
-            return False
-        return pallas_tpu.fits(self.keys, config.local_attention and config.local_attention[0] // 2)
 
     def bias(self, table: BiasTable) -> Float[Array, "G H K Q"]:
         """Returns the bias of every key and query, once for each group of devices."""
@@ -213,18 +200,16 @@ def choose(config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, key
     """Returns the kernel that computes attention of these sizes: `config.attention`, or with 'auto' the fastest.
 
     `mesh` is where it will run; its devices need not be on this machine. The einsum is used where the Pallas kernels
-    are not: for batches that the devices do not divide (as in validation), for more keys, or wider windows, than fit a
-    TPU's memory, on TPUs v2 and v3, and on GPUs for other head widths than `pallas_gpu.WIDTHS` and for cards older than
-    the A100.
+    are not: where they have an obstacle, which `unfit` names, and for batches that the devices do not divide. No run
+    has such batches, since its checks refuse them, and other commands fill theirs up.
     """
-    platform = device_of(mesh).platform
-    if config.attention == "pallas" or (config.attention == "auto" and platform in ("tpu", "gpu")):
-        pallas = PallasGpu if platform == "gpu" else PallasTpu
-        kernel = pallas(mesh, batch, queries, keys, config.num_heads, config.head_dim)
-        if kernel.fits(config):
-            return kernel
+    device = device_of(mesh)
+    divides = batch % num_batch_groups(mesh) == 0
+    if divides and _wants_pallas(config, device) and not _obstacle(config, device, keys):
+        kind = PallasGpu if device.platform == "gpu" else PallasTpu
+        return kind(mesh, batch, queries, keys, config.num_heads, config.head_dim)
     is_lean = config.attention == "memory_efficient"
-    if config.attention == "auto" and device_of(mesh).platform == "cpu":
+    if config.attention == "auto" and device.platform == "cpu":
         # On several devices a loop over examples would gather them. Measured in benchmarks/README.md.
         devices = jax.device_count() if mesh is None else mesh.size
         is_lean = devices == 1 and 4 * batch * config.num_heads * queries * keys > CACHE_BYTES
@@ -232,21 +217,39 @@ def choose(config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, key
     return kind(mesh, batch, queries, keys, config.num_heads, config.head_dim)
 
 
-def unfit(config: ModelConfig, device: Any) -> str:
-    """Returns a sentence if the Pallas kernel would be chosen on this device and cannot run there; else ""."""
-    if config.attention not in ("auto", "pallas"):
-        return ""
-    if device.platform == "gpu":
-        obstacle = _obstacle(config, device)
-    elif device.device_kind in OLD_TPUS:
-        obstacle = f"needs a TPU v4 or newer, and this is {device.device_kind}"
-    else:
-        return ""
+def unfit(config: ModelConfig, device: Any, keys: int) -> str:
+    """Returns a sentence if the Pallas kernel is wanted on this device and cannot take rows of `keys`; else ""."""
+    obstacle = _obstacle(config, device, keys) if _wants_pallas(config, device) else ""
     return f"Attention is computed by the einsum: the Pallas kernel {obstacle}." if obstacle else ""
 
 
-def _obstacle(config: ModelConfig, device: Any) -> str:
-    """Returns why the Pallas kernel cannot run on this GPU with this network, as a part of a sentence, or ""."""
+def _wants_pallas(config: ModelConfig, device: Any) -> bool:
+    return config.attention == "pallas" or (config.attention == "auto" and device.platform in ("tpu", "gpu"))
+
+
+def _obstacle(config: ModelConfig, device: Any, keys: int) -> str:
+    """Returns why the Pallas kernel cannot take so many keys of this network here, as a part of a sentence, or ""."""
+    if device.platform == "gpu":
+        return _of_card(config, device)  # which takes rows of any length
+    return _of_tpu(config, device, keys)
+
+
+def _of_tpu(config: ModelConfig, device: Any, keys: int) -> str:
+    from limba.model.kernels import pallas_tpu
+
+    if device.device_kind in OLD_TPUS:
+        return f"needs a TPU v4 or newer, and this is {device.device_kind}"
+    if not pallas_tpu.fits(keys, None):
+        return f"takes at most {pallas_tpu.MOST_KEYS:,} keys, and the longest rows have {keys:,}"
+    if config.local_attention is not None:
+        window = config.local_attention[0]
+        most = pallas_tpu.WIDEST_WINDOW
+        if not pallas_tpu.fits(keys, window // 2):
+            return f"takes windows of at most {most} tokens, and ModelConfig.local_attention has {window:,}"
+    return ""
+
+
+def _of_card(config: ModelConfig, device: Any) -> str:
     capability = compute_capability(device)
     if capability < COMPUTE_CAPABILITY:
         wanted = f"an NVIDIA card of compute capability {COMPUTE_CAPABILITY:g} or newer (A100)"

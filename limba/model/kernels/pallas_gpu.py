@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
 
 
 # For two-byte arrays on cards with wgmma (H100, H200), whose products read shared memory: the fastest of 36 that were
-# tried on an H100 (docs/gpus.md), or within a tenth of it. Heads of 128 have two stages.
+# tried on an H100 (by benchmarks/attention_blocks.py), or within a tenth of it. Heads of 128 have two stages.
 WGMMA_BLOCKS = {
     "forward": Blocks(queries=64, keys=64, warps=4, stages=3),
     "to_query": Blocks(queries=64, keys=32, warps=4, stages=3),

@@ -29,6 +29,10 @@ from limba.model.trees import Ref
 
 LANES = 128
 SCORES_IN_VMEM = 512 * 512  # of one example; a float32 copy takes 1 of VMEM's 16 MiB, and about eight are live at once
+MOST_KEYS = SCORES_IN_VMEM // LANES  # of a row: a program has at least as many queries as lanes
+WIDEST_WINDOW = (
+    2 * LANES * (math.isqrt(SCORES_IN_VMEM // 3) // LANES)
+)  # a program has a block of queries, three of keys
 SCORES_PER_PROGRAM = 2 * SCORES_IN_VMEM  # a second example uses the time that matrix units wait: 18 % fewer cycles
 MAX_EXAMPLES_PER_PROGRAM = 8  # their code is unrolled
 SHORT_ROW = 4  # blocks, of which a window's program reads three: all keys take fewer cycles there
@@ -50,8 +54,9 @@ class Plan(NamedTuple):
     def of(cls, batch: int, queries: int, keys: int, rule: Rule, interpret: bool) -> Plan:
         """Returns the plan for these sizes; ValueError if the scores of 128 queries do not fit."""
         if not fits(keys, None):
-            most = SCORES_IN_VMEM // LANES
-            raise ValueError(f"{keys} keys are more than the {most} of this kernel; set ModelConfig.attention to auto.")
+            raise ValueError(
+                f"{keys} keys are more than the {MOST_KEYS} of this kernel; set ModelConfig.attention to auto."
+            )
         block = queries if queries * keys <= SCORES_IN_VMEM else LANES * (SCORES_IN_VMEM // (LANES * keys))
         return cls(block, _rows(batch, block * keys), rule._replace(reach=None), interpret)
 

@@ -111,11 +111,11 @@ def warn_of_function(task: Task) -> None:
     """Logs once, in one line, how a task becomes resumable whose source is a function."""
     form = resumable_form(task)
     if form is not None:
-        _warn_once(task.name, form)
+        warn_once(task.name, form)
 
 
 @functools.lru_cache(maxsize=64)
-def _warn_once(name: str, form: str) -> None:
+def warn_once(name: str, form: str) -> None:
     logger.warning(
         "Task %s reads a function, whose position cannot be saved: a resumed run reads all its text again. To resume at"
         " once, register it with %s (limba.data.sources, limba.data.objectives).",

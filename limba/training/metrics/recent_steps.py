@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ import psutil
 from etils import epath
 
 from limba.config import NonFiniteError, RunConfig, reason_of
+from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments, in_parentheses
 from limba.sharding.others import OTHERS
 from limba.storage.files import write_whole
 from limba.training.metrics.flops import flops_per_row, peak_flops_per_device
@@ -24,7 +25,18 @@ from limba.training.step import StepMetrics
 AVERAGED = ("loss", "cross_entropy", "accuracy")  # over the target tokens of all steps
 LAST = ("learning_rate", "gradient_norm", "parameter_norm", "update_norm")  # of the last step
 SIDES = ("inputs", "targets")  # of a row
+MOST_NAMED = 3  # documents in one sentence
+MOST_BYTES = 1 << 28  # of a unit that are read to name a document: the run waits some seconds for them
 LINES_PER_COUNT = 1_000  # logged lines after which the counts of rows are recorded again
+
+
+class RecentStep(NamedTuple):
+    """A step since the last logged line."""
+
+    step: int
+    rows: ShardRows
+    metrics: StepMetrics  # on the devices
+    documents: BatchDocuments  # of the rows
 
 
 class RecentSteps:
@@ -47,7 +59,7 @@ class RecentSteps:
 
     def restart(self) -> None:
         """Forgets the steps and starts the clock again."""
-        self._steps: list[tuple[int, ShardRows, StepMetrics]] = []
+        self._steps: list[RecentStep] = []
         self._waited = 0.0  # seconds for data
         self._began = time.monotonic()
 
@@ -60,13 +72,20 @@ class RecentSteps:
         self._waited += seconds
         OTHERS.waited(seconds)
 
-    def add(self, step: int, rows: ShardRows, metrics: StepMetrics) -> None:
-        """Adds a step; its metrics may still be computing on the devices."""
-        self._steps.append((step, rows, metrics))
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leaves the time inside out of the steps' time."""
+        began = time.monotonic()
+        yield
+        self._began += time.monotonic() - began
+
+    def add(self, step: int, rows: ShardRows, metrics: StepMetrics, documents: BatchDocuments = NO_DOCUMENTS) -> None:
+        """Adds a step, and the documents of its rows; its metrics may still be computing on the devices."""
+        self._steps.append(RecentStep(step, rows, metrics, documents))
 
     def forget(self, step: int) -> None:
         """Leaves a step out of the figures."""
-        self._steps = [entry for entry in self._steps if entry[0] != step]
+        self._steps = [entry for entry in self._steps if entry.step != step]
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -79,13 +98,13 @@ class RecentSteps:
         `epochs` has the epochs of each task so far, nan or 0 where they are not known; `tokens` the tokens of each
         task of a mixture. The error names the newest of `saved_steps`.
         """
-        fetched = jax.device_get([metrics for _, _, metrics in self._steps])
+        fetched = jax.device_get([entry.metrics for entry in self._steps])
         seconds = time.monotonic() - self._began
         number = len(fetched)
-        for (step, rows, _), values in zip(self._steps, fetched, strict=True):
+        for entry, values in zip(self._steps, fetched, strict=True):
             checked = (values["loss"], values["gradient_norm"], values["update_norm"])
             if not all(map(math.isfinite, checked)):
-                raise NonFiniteError(_report(self._config.model_dir, step, rows, values, saved_steps))
+                raise NonFiniteError(report(self._config.model_dir, entry, values, saved_steps))
         targets = np.array([values["target_tokens"] for values in fetched])
         weights = targets / max(targets.sum(), 1.0)  # a mean over tokens, not over steps
         all_tokens = float(targets.sum()) + sum(float(values["input_tokens"]) for values in fetched)
@@ -103,7 +122,7 @@ class RecentSteps:
         if memory:
             figures["hbm_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
         figures["host_memory_gib"] = psutil.Process().memory_info().rss / 2**30
-        self._count_rows(*self._steps[-1][:2])
+        self._count_rows(self._steps[-1].step, self._steps[-1].rows)
         if self._seconds_at_peak is not None:
             figures["mfu"] = self._seconds_at_peak / figures["seconds_per_step"]
         return figures
@@ -121,20 +140,21 @@ class RecentSteps:
             self.metrics.record("row_lengths", step, {"rows": counts})
 
 
-def _report(model_dir: str, step: int, rows: ShardRows, values: Mapping[str, float], saved_steps: Sequence[int]) -> str:
-    """Saves this process's rows of the failed step; returns the error message."""
+def report(model_dir: str, failed: RecentStep, values: Mapping[str, float], saved_steps: Sequence[int]) -> str:
+    """Saves this process's rows of the failed step; returns the error message, which names their first documents."""
     saved = f"the checkpoint at step {saved_steps[-1]} is good" if saved_steps else "nothing was saved"
-    path = epath.Path(model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
-    arrays = {f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
+    path = epath.Path(model_dir) / f"non_finite_step_{failed.step}_process_{jax.process_index()}.npz"
+    arrays = {f"{feature}/{shard}": array for shard, part in failed.rows.items() for feature, array in part.items()}
+    names = in_parentheses(*failed.documents.some(MOST_NAMED, MOST_BYTES))
     try:
         content = io.BytesIO()
         np.savez(content, **cast(dict, arrays))  # numpy's hints let a name be `allow_pickle`
         write_whole(path, content.getvalue())
-        written = f"its batch is in {path}"
+        written = f"its batch{names} is in {path}"
     except Exception as error:  # noqa: BLE001  the sentence is worth more than the file
-        written = f"its batch cannot be written to {path} ({reason_of(error)})"
+        written = f"its batch{names} cannot be written to {path} ({reason_of(error)})"
     return (
-        f"Step {step} gave loss {values['loss']:.6g}, gradient norm {values['gradient_norm']:.6g} and update norm"
-        f" {values['update_norm']:.6g}; {written}, {saved}: lower ScheduleConfig.base_learning_rate, or"
+        f"Step {failed.step} gave loss {values['loss']:.6g}, gradient norm {values['gradient_norm']:.6g} and update"
+        f" norm {values['update_norm']:.6g}; {written}, {saved}: lower ScheduleConfig.base_learning_rate, or"
         " look at the batch."
     )

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from limba.config import ConfigError
+from limba.data.dataset import TOKENS, Elements
 from limba.data.draws import Draws, Purpose, Words
 from limba.data.objectives import spans
+from limba.data.registry import Feature
+from limba.data.vocabulary import ByteVocabulary
 
 pytestmark = pytest.mark.core
 
@@ -189,18 +192,21 @@ def test_a_block_has_its_rows_and_the_shorter_last_one(rest: int, density: float
     widths = (raw - noise + number + 1, noise + number + 1)
     assert widths == (16, targets) or density == 0.5
     random = np.random.default_rng(0)
-    tokens = random.integers(2, 80, 3 * raw + rest).astype(np.int32)
-    made = spans._rows_of_block(tokens, words(), raw=raw, widths=widths, choices=(99, 1, density, mean))
-    sides = [made["inputs"], made["targets"]]
-    assert made["num_tokens"].tolist() == [raw] * 3 + [rest] * (rest > 0)
-    assert [len(side) for side in sides] == [3 + (rest > 0)] * 2
+    tokens = random.integers(3, 80, 3 * raw + rest).astype(np.int32)
+    vectors = Elements([{"targets": tokens}], {"targets": TOKENS})
+    vectors.draws = Draws(seed=3)  # whose first words are `words()`
+    feature = Feature(ByteVocabulary(100))
+    rows = list(spans.span_corruption(vectors, {"inputs": 16}, {"inputs": feature, "targets": feature}, density, mean))
+    assert len(rows) == 3 + (rest > 0)
+    top = feature.vocabulary.vocab_size - 1
+    sides = [[row[name] for row in rows] for name in ("inputs", "targets")]
     drawn = words()
     of_whole_rows = spans.keys_of_rows((3, raw), drawn, density)
     of_rest = spans.keys_of_rows((1, rest), drawn, density)
-    for row in range(len(sides[0])):
+    for row in range(len(rows)):
         part = tokens[row * raw : (row + 1) * raw]
         draws = of_rest if row == 3 else [of_whole_row[row : row + 1] for of_whole_row in of_whole_rows]
         mask = spans.random_spans_noise_mask(len(part), draws, density, mean)[0]
-        for side, wanted in zip(sides, rows_of(part.tolist(), mask.tolist(), 99, 1), strict=True):
-            assert side[row].tolist() == wanted + [0] * (side.shape[1] - len(wanted))
-            assert side.dtype == np.int32
+        for side, wanted in zip(sides, rows_of(part.tolist(), mask.tolist(), top, 1), strict=True):
+            assert side[row].tolist() == wanted + [0] * (len(side[0]) - len(wanted))
+            assert side[row].dtype == np.int32

@@ -25,7 +25,7 @@ from limba.data.objectives import derive_lengths, span_corruption, tokenize_docu
 from limba.data.sources import ArrayRecordSource, FileSource, TfdsSource, array_record
 from limba.data.sources.array_record import permuted
 from limba.data.sources.splits import PIECE_BYTES
-from limba.data.sources.tfds import _masked
+from limba.data.sources.tfds import masked
 from limba.data.stream import streams
 from limba.data.tasks import resolve_task, source_of_files
 from limba.data.vocabulary.load import load_vocabulary
@@ -150,10 +150,12 @@ def test_each_kind_of_feature_is_read_as_in_other_formats_or_refused(tmp_path, c
 def test_a_usual_record_makes_nothing_of_an_error(tmp_path, monkeypatch, column, value):
     """The words of an error took longer than the value of a record."""
     write_records(tmp_path / "c.array_record", [value, b""], column)
-    records = array_record._Records([str(tmp_path / "c.array_record")], (column,))
+    source = ArrayRecordSource(str(tmp_path / "c.array_record"), column, validation_percent=NO_VALIDATION)
+    wanted = [(0, value), (1, b"")]
+    assert list(source.records_at("train", np.arange(2))) == wanted
     for name in ("without_credentials", "are_ids"):
         monkeypatch.delattr(array_record, name)
-    assert records[np.arange(2)] == [value, b""]
+    assert list(source.records_at("train", np.arange(2))) == wanted
 
 
 def test_long_documents_come_in_pieces_and_whole(tmp_path):
@@ -255,7 +257,7 @@ def test_a_slice_or_file_of_tfds_that_has_fewer_records_than_it_says_is_refused(
             list(source.texts("train"))
     garbage = b"\xff\xff\xff garbage"
     length = len(garbage).to_bytes(8, "little")
-    Path(path).write_bytes(length + _masked(length) + garbage + _masked(garbage))
+    Path(path).write_bytes(length + masked(length) + garbage + masked(garbage))
     with pytest.raises(InputError, match="record 0 is not an example of the data set"):
         list(source.texts("train"))
 
@@ -308,10 +310,10 @@ def test_a_folder_of_tfds_community_builder_is_read(prepared, tmp_path):
     (tmp_path / "huggingface__cc100").mkdir()
     shutil.copytree(Path(prepared) / "documents", tmp_path / "huggingface__cc100" / "ja-lang=ja")
     task = seqio.TaskRegistry.get("cc100_ja_causal_lm").source
-    source = TfdsSource("cc100/ja", task._slices, data_dir=str(tmp_path), community=task._community)
+    source = TfdsSource("cc100/ja", task.slices, data_dir=str(tmp_path), community=task.community)
     train = texts(source.documents("train", num_epochs=1))
     validation_texts = texts(source.documents("validation", num_epochs=1))
     assert Counter(train) + Counter(validation_texts) == Counter(TEXTS) and validation_texts
     shutil.copytree(Path(prepared) / "documents", tmp_path / "huggingface__cc100" / "ja-2")
     with pytest.raises(InputError, match="is in several folders, .*ja-2.*; keep one of them"):
-        TfdsSource("cc100/ja", data_dir=str(tmp_path), community=task._community).check("train")
+        TfdsSource("cc100/ja", data_dir=str(tmp_path), community=task.community).check("train")

@@ -218,7 +218,7 @@ def test_odd_files_give_the_texts_of_their_own_library_or_a_sentence(name: str, 
 
 
 def test_what_is_guessed_of_a_file_is_said_once(tmp_path: Path, caplog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_TOLD", set())
+    monkeypatch.setattr(notices, "TOLD", set())
     # Of excel.csv nothing is guessed.
     for name in ("semicolon.csv", "excel.csv", "space.csv", "columns.json", "cr_within.txt"):
         made, column, expected = ODD[name]

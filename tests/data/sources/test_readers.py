@@ -2,6 +2,7 @@
 
 import base64
 import bz2
+import errno
 import gzip
 import json
 import lzma
@@ -9,6 +10,7 @@ import math
 import subprocess
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pandas
 import pyarrow
@@ -27,11 +29,12 @@ from limba.data.sources import (
     notices,
     parquet,
     readers,
+    remote,
     tables,
 )
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.failures import UnitError
-from limba.data.sources.remote import PATIENT
+from limba.data.sources.remote import PATIENT, ReadPolicy
 from limba.inference import line_files
 from tests.data.text_files import TEXTS, write
 
@@ -232,7 +235,7 @@ def test_the_first_column_of_a_csv_file_stands_in_for_text(tmp_path, caplog):
 
 
 def test_what_holds_for_a_thousand_corpora_is_said_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(notices, "_TOLD", set())
+    monkeypatch.setattr(notices, "TOLD", set())
     paths = [tmp_path / f"{number:03}.csv" for number in range(70)]
     for path in paths:
         path.write_text("body,other\nOne text,1\n")
@@ -352,7 +355,7 @@ def test_a_tsv_quotation_with_one_empty_first_field_is_read(tmp_path, rows):
 
 
 def test_an_open_quotation_of_tsv_is_looked_for_only_in_lines_with_a_quotation_mark(monkeypatch):
-    monkeypatch.setattr(tables, "_ENDS", None)
+    monkeypatch.setattr(tables, "QUOTATION_ENDS", None)
     lines = ['a\t"b\n', "\tc\n", "\td\n"]
     assert [row for _, row in tables.tsv_rows(iter(lines))] == [["a", '"b'], ["", "c"], ["", "d"]]
 
@@ -542,3 +545,22 @@ def test_the_command_for_text_that_is_not_utf8_knows_its_encoding(
     subprocess.run(error.value.fix, shell=True, check=True)
     same = str.maketrans("şţ", "șț")  # Windows-1250 has no others
     assert [document.translate(same) for document in read_all([listing.Unit(str(path))])] == [text.translate(same)] * 2
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_where_memory_runs_out_no_file_is_at_fault_and_none_is_skipped(tmp_path, monkeypatch, error) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    unit = listing.Unit(str(write(tmp_path / "a.txt")))
+    reader = ChunkReader("text", ReadPolicy(on_failure="skip"))
+    monkeypatch.setattr(readers, "open_file", refuse)
+    with pytest.raises(type(error)) as raised:
+        reader(unit, 0)
+    assert raised.value is error and reader.skipped == []
+
+    system = fsspec.filesystem("memory")
+    monkeypatch.setattr(system, "cat_file", refuse)
+    with pytest.raises(type(error)) as raised:
+        remote.fetch(system, "/a.txt", 0, 1, PATIENT)
+    assert raised.value is error

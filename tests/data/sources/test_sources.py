@@ -245,13 +245,15 @@ def test_a_shard_without_documents_says_so_instead_of_searching_for_ever(tmp_pat
 
 
 @pytest.mark.parametrize("is_counted", [False, True])
-def test_a_corpus_that_vanishes_says_so_instead_of_searching_for_ever(tmp_path, is_counted):
+def test_a_corpus_that_vanishes_says_so_instead_of_searching_for_ever(tmp_path, is_counted, monkeypatch):
+    monkeypatch.setattr(chunk_reader.KeptChunks, "MOST_BYTES", 0)  # as of a corpus larger than what is kept
     path = write(tmp_path / "c.txt", TEXTS)
+    other = FileSource(str(write(tmp_path / "other.txt", TEXTS)), validation_percent=NO_VALIDATION)
     source = FileSource(str(path), validation_percent=NO_VALIDATION).read_by(ReadPolicy(on_failure="skip"))
     counts = source.count("train") if is_counted else None
     dataset = source.dataset(Reading("train", 0, 1, 0, True, num_epochs=None), counts)
     path.unlink()
-    chunk_reader.KEPT.forget_of(source._read._owner)  # as of a corpus larger than what is kept
+    next(iter(other.documents("train")))  # the last chunk that is read is kept
     with pytest.raises(InputError) as refusal:
         next(iter(dataset))
     assert str(refusal.value).startswith(

@@ -61,12 +61,19 @@ def files_of(path: Path) -> dict[str, str]:
     return {"train": str(path), "validation": str(path.parent / "validation.jsonl")}
 
 
+def deal_of_files(files: Any, **changes: Any) -> Deal:
+    """Returns how a run deals the rows of these files to its shards."""
+    config = dataclasses.replace(CONFIG, **{"data_files": files, **changes})
+    task = resolve_task(config)
+    return deal_of(task, derive_lengths(task, config.task_feature_lengths), config, wants_epochs=True)
+
+
 @contextlib.contextmanager
 def opened(files: Any, shards: Sequence[int] | None = None, deal: Deal | None = None, **changes: Any) -> Iterator[Any]:
     config = dataclasses.replace(CONFIG, **{"data_files": files, **changes})
     task = resolve_task(config)
     lengths = derive_lengths(task, config.task_feature_lengths)
-    deal = deal_of(task, lengths, config, wants_epochs=True) if deal is None else deal
+    deal = deal_of_files(files, **changes) if deal is None else deal
     shards = range(config.batch_size // config.rows_per_shard) if shards is None else shards
     with contextlib.closing(open_stream(task, lengths, config, shards, deal)) as stream:
         yield stream
@@ -129,7 +136,7 @@ def test_an_estimated_number_of_rows_ends_at_whole_epochs_too(tmp_path: Path, mo
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{split}.parquet")
     files = {split: str(tmp_path / f"{split}.parquet") for split in of_split}
     with opened(files, num_data_shards=16, num_epochs=3, batch_size=128) as stream:
-        assert not stream._recipe.deal.is_exact
+        assert not deal_of_files(files, num_data_shards=16, num_epochs=3, batch_size=128).is_exact
         for _ in range(24):
             next(stream)
         assert stream.epochs() == {"text_to_text": 3.0}
@@ -139,8 +146,7 @@ def test_a_file_that_was_cut_since_it_was_counted_ends_the_run(pairs: Path, tmp_
     path = tmp_path / "train.jsonl"
     path.write_bytes(pairs.read_bytes())
     (tmp_path / "validation.jsonl").write_bytes((pairs.parent / "validation.jsonl").read_bytes())
-    with opened(files_of(path)) as stream:
-        deal = stream._recipe.deal
+    deal = deal_of_files(files_of(path))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:3000]) + b" " * len(b"".join(lines[3000:])))  # of the same size
     with opened(files_of(path), deal=deal) as stream, pytest.raises(InputError, match="was cut or replaced while"):

@@ -18,11 +18,11 @@ from limba.data.objectives import derive_lengths, span_corruption, tokenize_docu
 from limba.data.packing import model_features
 from limba.data.sources import FileSource
 from limba.data.stream.positions import Position, opened
-from limba.data.stream.processes import ReaderProcesses
 from limba.data.stream.stages import Stage, StagedStream, check_rows_of_stage, open_stages, task_of_stage
 from limba.data.stream.streams import TrainStream
 from limba.data.tasks import Provider, resolve_task
 from tests.data.test_positions import write
+from tests.data.test_reader_processes import readers
 
 CONFIG = DataConfig(
     "stages_mix",
@@ -380,7 +380,7 @@ def test_processes_that_read_change_the_stage_too(tmp_path: Path, monkeypatch: p
             batches = [next(here) for _ in range(5)]
             assert_same([next(apart) for _ in range(3)], batches[:3])
             positions = apart.positions()
-            assert isinstance(apart._stream, ReaderProcesses)
+            assert len(readers()) == 2
         with stream_of(dataclasses.replace(config, num_reader_processes=2)) as again:
             again.check(positions)
             again.begin(3, positions)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +20,8 @@ from limba.config import DataConfig, InputError
 from limba.data.bridge import dealt as undivided
 from limba.data.bridge.dealt import Undivided
 from limba.data.bridge.graph import SharedGraph
+from limba.data.sources import first_example
+from limba.data.stream import shard as shard_rows
 from limba.data.stream.stages import open_stream
 from limba.data.stream.streams import TrainStream
 
@@ -321,15 +327,19 @@ def test_data_sets_of_data_sets_are_not_dealt() -> None:
 def test_documents_that_wait_for_a_shard_that_is_behind_are_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(undivided, "MOST_WAITING_BYTES", 20_000)
     monkeypatch.setattr(undivided, "BYTES_A_FILE", 5_000)
+    files = []
+    temporary = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: files.append(temporary()) or files[-1])
     whole = tf.data.Dataset.range(3000).map(tf.strings.as_string)
     dealt = Undivided("any", whole, config_of(num_epochs=1, num_data_shards=3, batch_size=12), lambda error: None)
     parts = [dealt.documents(shard) for shard in range(3)]
     readings = [iter(part) for part in parts]
     numbers = [list(itertools.islice(readings[0], 900))]
-    (opening,) = dealt._openings
-    waiting = [opening._waiting[shard] for shard in (1, 2)]
-    assert sum(queue.bytes_in_memory for queue in waiting) <= 20_000
-    assert sum(len(queue._files) for queue in waiting) > 10
+    # What a file has of a document: four letters at most and their number, 8 bytes, behind a header of 128.
+    num_in_files = sum((os.fstat(file.fileno()).st_size - 128) / 12 for file in files)
+    num_in_memory = 2 * 900 - num_in_files
+    assert num_in_memory * undivided.BYTES_A_ROW <= 20_000
+    assert len(files) > 10
     numbers += [list(itertools.islice(readings[shard], 900)) for shard in (1, 2)]
     assert numbers == [[b"%d" % (3 * n + shard) for n in range(900)] for shard in range(3)]
     assert [len(list(reading)) for reading in readings] == [100, 100, 100]
@@ -342,6 +352,62 @@ def test_a_shard_without_a_document_is_named() -> None:
         next(stream)
     assert error.value.fix == ("DataConfig.num_data_shards", 1)
     stream.close()
+
+
+def nothing(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset.filter(lambda pair: tf.shape(pair["targets"])[0] > 10_000)
+
+
+def of_known_size(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices([f"text {number}" for number in range(NUM_TEXTS)])
+
+
+@pytest.mark.parametrize("num_shards", [1, NUM_SHARDS])
+@pytest.mark.parametrize(
+    "source", [Function(), Function(num_texts=None), of_known_size], ids=["ends", "endless", "size"]
+)
+def test_a_source_of_which_preprocessors_keep_nothing_is_one_sentence(
+    source: Callable, num_shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read for ever: one shard by the source itself, several by what deals its documents."""
+    monkeypatch.setattr(shard_rows, "MOST_IN_TENSORFLOW", 4_000)
+    monkeypatch.setattr(first_example, "WITHOUT_AN_EPOCH", 2)
+    is_known_to_end = source is of_known_size or (num_shards > 1 and source.num_texts is not None)
+    where = r"in \d+ epoch\(s\)" if is_known_to_end else "before the end of an epoch"
+    config = config_of(num_data_shards=num_shards)
+    stream = open_stream(task_of(source, nothing), LENGTHS, config, range(num_shards))
+    with contextlib.closing(stream), pytest.raises(InputError) as refusal:
+        next(stream)
+    said = re.fullmatch(
+        "The source of task streamed gives no row: the preprocessors of task streamed have made none of the"
+        rf" ([\d,]+) documents that data shard \d has read of it, {where}; give text that they keep, or other"
+        " preprocessors.",
+        str(refusal.value),
+    )
+    assert said is not None, refusal.value
+    num_read = int(said[1].replace(",", ""))
+    least = 4_000 if is_known_to_end else 8_000
+    assert least <= num_read <= least + 1_024
+
+
+@pytest.mark.parametrize("num_shards", [1, NUM_SHARDS])
+@pytest.mark.parametrize("source", [Function(), of_known_size], ids=["function", "size"])
+def test_the_first_row_may_come_at_the_end_of_an_epoch(
+    source: Callable, num_shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No epoch is given up before its end, however many documents make no row."""
+    monkeypatch.setattr(shard_rows, "MOST_IN_TENSORFLOW", 150)
+
+    def last_ones(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Keeps the texts 991 to 999: 48 to 57 are the digits, and the ids are higher by three."""
+        starts = tf.constant([9 + 51, 9 + 51])
+        return dataset.filter(lambda pair: tf.reduce_all(pair["targets"][5:7] == starts))
+
+    config = config_of(num_data_shards=num_shards, shuffle=False)
+    stream = open_stream(task_of(source, last_ones), LENGTHS, config, range(num_shards))
+    with contextlib.closing(stream):
+        batch = next(stream)
+    assert all(rows["targets"].any(axis=1).all() for rows in batch.values())
 
 
 def test_a_function_that_fails_in_the_middle_is_one_sentence_of_all_shards() -> None:

@@ -269,7 +269,7 @@ def test_a_card_trains_as_with_the_einsum_and_repeats_its_losses(config: ModelCo
         )
     np.testing.assert_allclose(kernel[0], plain[0], rtol=1e-5)
     assert kernel[0] == again[0]
-    # The last bit differs, by something outside of the kernels (docs/gpus.md).
+    # The last bit differs, by something outside of the kernels (docs/development/proof.md).
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max()),
         kernel[1].params, again[1].params,
@@ -282,7 +282,7 @@ def test_without_triton_a_card_takes_the_einsum_and_says_so(monkeypatch: pytest.
     mesh = tiny.mesh_of(MeshConfig(), 1)
     assert type(choose.choose(tiny.MODEL, mesh, 8, 114, 114)) is choose.Einsum
     card = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
-    assert "needs jax.experimental.pallas.triton, which jax" in choose.unfit(tiny.MODEL, card)
+    assert "needs jax.experimental.pallas.triton, which jax" in choose.unfit(tiny.MODEL, card, 114)
 
 
 def test_a_card_without_enough_shared_memory_takes_the_einsum_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,19 +291,19 @@ def test_a_card_without_enough_shared_memory_takes_the_einsum_and_says_so(monkey
     for capability in ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0"):  # with 163, 99 or 227 KiB
         pretend(monkeypatch, capability)
         card = choose.device_of(mesh)
-        assert type(choose.choose(large, mesh, 8, 114, 114)) is choose.PallasGpu and not choose.unfit(large, card)
+        assert type(choose.choose(large, mesh, 8, 114, 114)) is choose.PallasGpu and not choose.unfit(large, card, 114)
     monkeypatch.setitem(choose.SHARED_KIB, 8.6, 64)  # a card with as much as a T4's
     pretend(monkeypatch, "8.6")
     card = choose.device_of(mesh)
     assert type(choose.choose(large, mesh, 8, 114, 114)) is choose.Einsum
     assert type(choose.choose(tiny.model(head_dim=64, dtype="bfloat16"), mesh, 8, 114, 114)) is choose.PallasGpu
-    sentence = choose.unfit(large, card)
+    sentence = choose.unfit(large, card, 114)
     assert sentence == (
         "Attention is computed by the einsum: the Pallas kernel needs 97 KiB of shared memory for heads of 128 in"
         " float32, and a card has 64."
     )
     pretend(monkeypatch, "13.0")  # a card of the future, of which nothing is written down
-    newer = choose.unfit(tiny.model(head_dim=128, dtype="bfloat16"), choose.device_of(mesh))
+    newer = choose.unfit(tiny.model(head_dim=128, dtype="bfloat16"), choose.device_of(mesh), 114)
     assert newer.endswith(" for heads of 128 in bfloat16, and a card is not known to have more than 64."), newer
-    odd = choose.unfit(tiny.model(head_dim=48), card)
+    odd = choose.unfit(tiny.model(head_dim=48), card, 114)
     assert odd.endswith("takes heads of 16, 32, 64, 128, and ModelConfig.head_dim is 48.")

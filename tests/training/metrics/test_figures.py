@@ -5,7 +5,9 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -29,6 +31,7 @@ from limba.training.metrics.recent_steps import RecentSteps
 from limba.training.trace import Trace
 from tests import tiny
 from tests.bucket_server import GoogleHandler, RefusedError, emulated
+from tests.training.batch_documents import batch_documents
 
 
 @pytest.fixture
@@ -61,11 +64,19 @@ def test_figures_are_means_over_target_tokens(config: RunConfig) -> None:
 def test_a_step_that_is_not_finite_is_reported_with_its_rows(config: RunConfig, tmp_path: Path) -> None:
     recent = RecentSteps(config, {"inputs": 8, "targets": 4}, num_devices=1, metrics=Metrics("", 0, None, writes=False))
     recent.add(6, {}, metrics(1.0, 1.0))
-    recent.add(7, {3: {"inputs": np.arange(4)}}, metrics(1.0, 1.0, math.inf))
-    with pytest.raises(NonFiniteError, match=r"Step 7 gave loss 1, gradient norm inf .* the checkpoint at step 5 is"):
+    documents = batch_documents(tmp_path, {3: [[4, 5], [4, 9, 9], [11], [12]]})
+    recent.add(7, {3: {"inputs": np.arange(4)}}, metrics(1.0, 1.0, math.inf), documents)
+    with pytest.raises(NonFiniteError) as error:
         recent.figures({}, [2, 5])
-    rows = np.load(tmp_path / "non_finite_step_7_process_0.npz")
-    assert rows["inputs/3"].tolist() == [0, 1, 2, 3]
+    path = tmp_path / "non_finite_step_7_process_0.npz"
+    names = "part-07.txt.gz, document 4; part-07.txt.gz, document 5; part-07.txt.gz, document 9; and 2 more"
+    assert str(error.value) == (
+        "Step 7 gave loss 1, gradient norm inf and update norm 0.5; its batch"
+        f" ({names}) is in {path}, the checkpoint at step 5 is good: lower ScheduleConfig.base_learning_rate, or look"
+        " at the batch."
+    )
+    with np.load(path) as rows:
+        assert rows["inputs/3"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_decoder_only_run_says_one_length(config: RunConfig) -> None:
@@ -80,41 +91,76 @@ def test_a_run_introduces_itself_in_a_row_and_names_its_log_on_a_terminal(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(config, model_dir=f"{tmp_path}/runs/a")
-    (row,) = introduction(config, 1_000_000, 20)
+    lengths = {"inputs": 8, "targets": 4}
+    (row,) = introduction(config, lengths, 1_000_000, 20)
     assert row == f"runs/a resumes at step 20, up to step 100: 1,000,000 parameters on {len(jax.devices())} x cpu"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert list(introduction(config, 1_000_000, 0))[1:] == ["all lines go to runs/a/logs/train.log"]
+    assert list(introduction(config, lengths, 1_000_000, 0))[1:] == ["all lines go to runs/a/logs/train.log"]
 
 
 @pytest.mark.parametrize(("steps", "said"), [(400, "is 0.11, by 'auto'"), (40_000, "is 0.011, by 'auto'")])
 def test_a_run_says_the_rate_that_auto_is(config: RunConfig, steps: int, said: str) -> None:
     optimizer = optimizer_config("muon", ScheduleConfig(base_learning_rate="auto"), muon_by_parameter_scale=True)
     config = dataclasses.replace(config, optimizer=optimizer, train_steps=steps)
-    assert any(said in line for line in details(config, {"inputs": 8, "targets": 4}, 0))
-    warned = [line for line in introduction(config, 1, 0) if "'auto'" in line]
+    lengths = {"inputs": 8, "targets": 4}
+    assert any(said in line for line in details(config, lengths, 0))
+    warned = [line for line in introduction(config, lengths, 1, 0) if "'auto'" in line]
     assert len(warned) == (steps > 12_000) and all("unproven here" in sentence for sentence in warned)
 
 
-def test_cards_without_the_kernels_are_named_once(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A V100, a card of AMD, and an A100 as jax describes them."""
+class Card(NamedTuple):
+    """A device as jax describes it."""
 
-    class Card:
-        def __init__(self, device_kind: str, compute_capability: str, platform: str = "gpu"):
-            self.platform = platform
-            self.device_kind = device_kind
-            self.compute_capability = compute_capability
+    device_kind: str
+    compute_capability: str
+    platform: str = "gpu"
 
-    def said(card: Card) -> list[str]:
+
+OfEinsum = Callable[[RunConfig, Card, Mapping[str, int]], list[str]]
+
+
+@pytest.fixture
+def of_einsum(monkeypatch: pytest.MonkeyPatch) -> OfEinsum:
+    """Gives the sentences with which a run on eight such devices says that the einsum computes its attention."""
+
+    def said(config: RunConfig, card: Card, lengths: Mapping[str, int]) -> list[str]:
         monkeypatch.setattr(jax, "devices", lambda: [card] * 8)
-        sentences = introduction(config, 1_000, start=0)
-        return [sentence for sentence in sentences if "einsum" in sentence]
+        return [sentence for sentence in introduction(config, lengths, 1_000, 0) if "einsum" in sentence]
 
+    return said
+
+
+def test_cards_without_the_kernels_are_named_once(config: RunConfig, of_einsum: OfEinsum) -> None:
+    """A V100, a card of AMD, and an A100 as jax describes them."""
+    lengths = {"inputs": 8, "targets": 4}
     for card in (Card("Tesla V100-SXM2-16GB", "7.0"), Card("AMD Instinct MI250X", "gfx90a")):
-        (sentence,) = said(card)
+        (sentence,) = of_einsum(config, card, lengths)
         assert sentence.endswith(f"capability 8 or newer (A100), and this is {card.device_kind}.")
-    assert said(Card("NVIDIA A100-SXM4-40GB", "8.0")) == []
-    (sentence,) = said(Card("TPU v3", "", "tpu"))
-    assert sentence.endswith("needs a TPU v4 or newer, and this is TPU v3.") and said(Card("TPU v4", "", "tpu")) == []
+    assert of_einsum(config, Card("NVIDIA A100-SXM4-40GB", "8.0"), lengths) == []
+    (sentence,) = of_einsum(config, Card("TPU v3", "", "tpu"), lengths)
+    assert sentence.endswith("needs a TPU v4 or newer, and this is TPU v3.")
+    assert of_einsum(config, Card("TPU v4", "", "tpu"), lengths) == []
+
+
+def test_rows_and_windows_that_a_tpus_kernel_cannot_take_are_named_once(config: RunConfig, of_einsum: OfEinsum) -> None:
+    tpu = Card("TPU v4", "", "tpu")
+    a100 = Card("NVIDIA A100-SXM4-40GB", "8.0")
+    said = "Attention is computed by the einsum: the Pallas kernel "
+    assert of_einsum(config, tpu, {"inputs": 2_048, "targets": 114}) == []
+    for lengths in ({"inputs": 2_049, "targets": 114}, {"inputs": 114, "targets": 2_049}):
+        assert of_einsum(config, tpu, lengths) == [f"{said}takes at most 2,048 keys, and the longest rows have 2,049."]
+        assert of_einsum(config, a100, lengths) == []
+
+    def encoder(window: int) -> RunConfig:
+        model = tiny.language_model(attention_mask="bidirectional", local_attention=(window, 3, 10_000.0))
+        data = DataConfig("task", {"targets": 1_024}, batch_size=8, objective="masked_lm")
+        return dataclasses.replace(config, model=model, data=data)
+
+    row = {"targets": 1_024}
+    assert of_einsum(encoder(512), tpu, row) == []
+    assert of_einsum(encoder(1_024), a100, row) == []
+    wide = f"{said}takes windows of at most 512 tokens, and ModelConfig.local_attention has 514."
+    assert of_einsum(encoder(514), tpu, row) == [wide]
 
 
 def test_a_job_that_ends_before_its_next_checkpoint_is_told(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

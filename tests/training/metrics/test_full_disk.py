@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from limba.config import DataConfig, RunConfig
+from limba.data.stream.names import NO_DOCUMENTS
 from limba.storage.files import LocalFile
 from limba.training.metrics import recent_steps
 from limba.training.metrics.growing_files import Uploads
@@ -167,7 +168,8 @@ def test_a_ledger_is_written_when_there_is_room_again(
 def test_a_step_that_is_not_finite_is_said_though_its_batch_cannot_be_written(tmp_path: Path) -> None:
     values = {"loss": float("nan"), "gradient_norm": 1.0, "update_norm": 1.0}
     (tmp_path / "file").touch()
-    said = recent_steps._report(str(tmp_path / "file"), 7, {0: {"inputs": np.zeros(3)}}, values, [5])
+    failed = recent_steps.RecentStep(7, {0: {"inputs": np.zeros(3)}}, values, NO_DOCUMENTS)
+    said = recent_steps.report(str(tmp_path / "file"), failed, values, [5])
     assert "its batch cannot be written to" in said and "the checkpoint at step 5 is good" in said
 
 

@@ -37,7 +37,7 @@ CHIPS = {
     "rocm": "jax-rocm7-plugin",
     "tpu": "libtpu",
 }
-OLDEST_DRIVERS = {"cuda13": 580, "cuda12": 525}  # of NVIDIA; docs/gpus.md
+OLDEST_DRIVERS = {"cuda13": 580, "cuda12": 525}  # of NVIDIA; docs/install.md
 SHOWN = ("jax", "jaxlib", "libtpu", "flax", "optax", "seqio", "tensorflow")  # packages whose versions are printed
 DIFFERENCES_SHOWN = 6
 LEAST_FREE = 5 << 30  # bytes on the disks of compiled programs and temporary files
