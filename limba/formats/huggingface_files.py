@@ -324,8 +324,12 @@ def write_flax(
                 file.seek(piece.num_bytes, os.SEEK_CUR)
             else:
                 file.write(piece)
-        placed = (block for stored in named_arrays.values() for block in _placed_blocks(stored, places[id(stored)]))
-        for position, block in read_ahead(placed):
+
+        def placed_blocks() -> Iterator[tuple[int, memoryview]]:
+            for stored in named_arrays.values():
+                yield from _placed_blocks(stored, places[id(stored)])
+
+        for position, block in read_ahead(placed_blocks()):
             file.seek(position)
             file.write(block)
     unfinished.replace(directory / FLAX_FILE)

@@ -6,7 +6,6 @@ axis 0; T5X (examples/t5) has one array for each layer, whose name differs only 
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -108,6 +107,8 @@ def size_of(stored: Stored) -> int:
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
     """Yields what is read; a thread reads the next item while the caller writes the one before.
 
+    Where the caller ends before the items do, the one that is being read is waited for.
+
     >>> list(read_ahead(range(3)))
     [0, 1, 2]
     """
@@ -127,6 +128,12 @@ def blocks_of(stored: Stored) -> Iterator[memoryview]:
     for rows in stored.blocks():
         block = np.ascontiguousarray(rows.astype(stored.dtype, copy=False))
         yield block.reshape(-1).view(np.uint8).data
+
+
+def _blocks_in_turn(arrays: Iterable[Stored]) -> Iterator[memoryview]:
+    """Yields the bytes of some arrays, one array after the other."""
+    for stored in arrays:
+        yield from blocks_of(stored)
 
 
 def taken(stored: Stored, rows: np.ndarray, axis: int) -> np.ndarray:
@@ -156,8 +163,7 @@ def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], **metadata: s
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
-    blocks = itertools.chain.from_iterable(map(blocks_of, part.values()))
-    file.writelines(read_ahead(blocks))
+    file.writelines(read_ahead(_blocks_in_turn(part.values())))
 
 
 def made_from(path: Path) -> str:
