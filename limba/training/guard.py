@@ -174,11 +174,9 @@ class Guard:
             more = f"; {len(finite) - 1} more up to step {finite[-1].step:,}"
         with self._recent.apart():
             names = in_parentheses(*first.documents.some(MOST_NAMED, MOST_BYTES))
-        which = ""
-        if names:
-            ask = f"limba inspect {self._config.model_dir} --step={first.step}"
-            which = f" Its batch{names}: {ask} names the documents of each row."
-        self._metrics.say(f"Step {first.step:,} spikes: {first.reason}{more}.{which} Nothing is done about it.")
+        self._metrics.say(
+            f"Step {first.step:,} spikes: {first.reason}{more}. Its batch{names} is trained on like any other."
+        )
 
     def _write_dropped(self, upto: int, state: TrainState) -> None:
         """Leaves the steps whose updates were dropped out of the figures, and writes them down."""

@@ -190,7 +190,7 @@ def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None
     assert guard._metrics.events == [
         (43, {"action": "warn", "reason": spikes[0].reason, "loss": 9.0, "gradient_norm": 1.0})
     ]
-    assert guard._metrics.said == [f"Step 43 spikes: {spikes[0].reason}. Nothing is done about it."]
+    assert guard._metrics.said == [f"Step 43 spikes: {spikes[0].reason}. Its batch is trained on like any other."]
     guard.warn(spikes[1:])  # the spike at 45 ends the run
     assert len(guard._metrics.said) == 1
     quiet = guard_of("off")
@@ -209,8 +209,8 @@ def test_a_warning_names_the_first_documents(guard_of: Any, tmp_path: Path) -> N
     assert guard.judge(40, state_at(40)) is None
     (said,) = guard._metrics.said
     assert said.endswith(
-        ". Its batch (part-07.txt.gz, document 0; part-07.txt.gz, document 1; part-07.txt.gz, document 2; and 9 more):"
-        f" limba inspect {guard._config.model_dir} --step=40 names the documents of each row. Nothing is done about it."
+        ". Its batch (part-07.txt.gz, document 0; part-07.txt.gz, document 1; part-07.txt.gz, document 2; and 9 more)"
+        " is trained on like any other."
     )
 
 
@@ -225,7 +225,7 @@ def test_a_warning_ends_no_run(guard_of: Any, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("limba.data.stream.names.named", full)
     assert guard.judge(40, state_at(40)) is None
     (said,) = guard._metrics.said
-    assert said.endswith(". Nothing is done about it.")
+    assert said.endswith(". Its batch is trained on like any other.")
 
 
 def test_a_step_that_may_be_dropped_goes_by_its_own_limits(guard_of: Any) -> None:
