@@ -32,7 +32,8 @@ from limba.storage.files import write_whole
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "tests" / "golden" / "compiled.json"
 WRITE = "python -m benchmarks.compiled_figures --write"
-T5 = "--size=base --batch=128 --inputs=512 --targets=114 --remat=minimal"
+BASE = "--size=base --batch=128 --inputs=512 --targets=114"
+T5 = f"{BASE} --remat=minimal"
 SHORT = "--no-scan --field=num_encoder_layers=2 --field=num_decoder_layers=2"
 # At their own width, with two layers a side, one by one: further layers would only repeat the second.
 LANDING = {
@@ -48,6 +49,9 @@ LANDING = {
 }
 NIGHT = {
     "t5-whole": f"{T5} --topology=v4-8",
+    "t5-whole-full": f"{BASE} --remat=full --topology=v4-8",
+    "t5-whole-muon": f"{BASE} --remat=full --optimizer=muon --topology=v4-8",
+    "t5-whole-unrolled": f"{T5} --no-scan --topology=v4-8",
     "t5-v5e": f"{T5} {SHORT} --topology=v5e-4",
     "t5-v6e": f"{T5} {SHORT} --topology=v6e-4",
     "t5-h100": f"{T5} {SHORT} --topology=h100-1",

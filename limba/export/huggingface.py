@@ -38,7 +38,7 @@ from limba.formats import huggingface
 from limba.formats.architectures import has_flax_class
 from limba.formats.huggingface import ENDS_INPUTS, RECORD, head_scale
 from limba.formats.huggingface_files import ENCODER, Form, write_folder
-from limba.formats.names import Json
+from limba.formats.names import Json, read_ahead
 from limba.formats.open import HUGGING_FACE, VOCABULARIES, open_folder, open_path
 from limba.inference import source as sources
 from limba.inference.source import Source
@@ -436,7 +436,7 @@ def write_start(folder: Path, network_arrays: Mapping[str, np.ndarray], model: M
                 yield arrays.HostArray(path.replace("/", "."), shape, dtype, chunk, ((block, part),))
 
     needed = arrays.num_bytes(abstract)
-    return write_checkpoint(folder, model, out, 0, needed, host_arrays())
+    return write_checkpoint(folder, model, out, 0, needed, read_ahead(host_arrays()))
 
 
 def _parts_of(

@@ -173,6 +173,9 @@ def differences(record: bytes | None, wanted: Json, folder: object, is_own: bool
         asked[CARD] = {**written[CARD], **wanted[CARD]}
         compared = set(asked) - {"source", "kind", "formats", "checked"}
         is_unchosen = not chooses_vocabulary(asked)
+        missing = compared - set(written)
+        if missing:
+            raise KeyError(missing)
         if is_unchosen and asked.get("extra_ids") is None:
             compared.discard("extra_ids")
             has_chosen = chooses_vocabulary(written) and written["vocabulary"] != NONE

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -27,7 +27,7 @@ from limba.formats.architectures import HEAD, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
 from limba.formats.huggingface_config import config_json
 from limba.formats.huggingface_tokenizer import write_tokenizer
-from limba.formats.names import Stored, blocks_of, size_of, unflatten, write_safetensors
+from limba.formats.names import Stored, blocks_of, read_ahead, size_of, unflatten, write_safetensors
 from limba.formats.t5x import numpy_dtype
 from limba.storage.files import read_text
 
@@ -324,8 +324,14 @@ def write_flax(
                 file.seek(piece.num_bytes, os.SEEK_CUR)
             else:
                 file.write(piece)
-        for stored in named_arrays.values():
-            _write_parts(file, stored, places[id(stored)])
+
+        def placed_blocks() -> Iterator[tuple[int, memoryview]]:
+            for stored in named_arrays.values():
+                yield from _placed_blocks(stored, places[id(stored)])
+
+        for position, block in read_ahead(placed_blocks()):
+            file.seek(position)
+            file.write(block)
     unfinished.replace(directory / FLAX_FILE)
 
 
@@ -341,19 +347,22 @@ class _Part(NamedTuple):
         return (self.stop - self.first) * self.array.dtype.itemsize
 
 
-def _write_parts(file: IO[bytes], stored: Stored, parts: Sequence[tuple[int, _Part]]) -> None:
-    """Writes an array's parts to their positions in the file; the array is read once."""
+def _placed_blocks(stored: Stored, parts: Sequence[tuple[int, _Part]]) -> Iterator[tuple[int, memoryview]]:
+    """Yields (position in the file, bytes) of an array's parts, of which each begins at a position; it is read once."""
     if len(parts) == 1:
-        file.seek(parts[0][0])
-        file.writelines(blocks_of(stored))
+        position, _ = parts[0]
+        for block in blocks_of(stored):
+            yield position, block
+            position += len(block)
         return
     values = stored.read().reshape(-1)
     for position, part in parts:
-        file.seek(position)
         of_part = Stored(
             (part.stop - part.first,), stored.dtype, partial(values.__getitem__, slice(part.first, part.stop))
         )
-        file.writelines(blocks_of(of_part))
+        for block in blocks_of(of_part):
+            yield position, block
+            position += len(block)
 
 
 def _flax_pieces(value: Any) -> Iterator[bytes | _Part]:

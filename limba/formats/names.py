@@ -10,10 +10,11 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ _LETTERS = {  # of safetensors
     **{"int64": "I64", "int32": "I32"},
 }
 _STACKED = re.compile(r"(^|/)layers/")
+_END: Any = object()  # of what `read_ahead` reads
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,36 @@ def size_of(stored: Stored) -> int:
     return math.prod(stored.shape) * stored.dtype.itemsize
 
 
+def read_ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yields what is read; a thread reads the next item while the caller writes the one before.
+
+    Where the caller ends before the items do, the one that is being read is waited for.
+
+    >>> list(read_ahead(range(3)))
+    [0, 1, 2]
+    """
+    reading = iter(items)
+    with ThreadPoolExecutor(1) as reader:
+        following = reader.submit(next, reading, _END)
+        while True:
+            item = following.result()
+            if item is _END:
+                return
+            following = reader.submit(next, reading, _END)
+            yield item
+
+
 def blocks_of(stored: Stored) -> Iterator[memoryview]:
     """Yields an array's bytes in C order, some rows at a time."""
     for rows in stored.blocks():
         block = np.ascontiguousarray(rows.astype(stored.dtype, copy=False))
         yield block.reshape(-1).view(np.uint8).data
+
+
+def _blocks_in_turn(arrays: Iterable[Stored]) -> Iterator[memoryview]:
+    """Yields the bytes of some arrays, one array after the other."""
+    for stored in arrays:
+        yield from blocks_of(stored)
 
 
 def taken(stored: Stored, rows: np.ndarray, axis: int) -> np.ndarray:
@@ -135,8 +163,7 @@ def write_safetensors(file: IO[bytes], part: Mapping[str, Stored], **metadata: s
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
-    for stored in part.values():
-        file.writelines(blocks_of(stored))
+    file.writelines(read_ahead(_blocks_in_turn(part.values())))
 
 
 def made_from(path: Path) -> str:

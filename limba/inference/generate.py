@@ -33,6 +33,8 @@ PROMPT_STEP = 16
 # Tokens between two looks at the clock, where there is a deadline.
 TOKENS_PER_LOOK = 16
 TOKENS_PER_WATCHED_LOOK = 4  # somebody sees the text grow
+# On a CPU, with several texts: transposing base's matrices takes as long as its products save in 10 to 20 tokens.
+LEAST_TOKENS_BY_ROWS = 32
 
 
 class Gaps(NamedTuple):
@@ -69,24 +71,35 @@ class ProgramInputs(NamedTuple):
 @functools.partial(jax.jit, static_argnames=("plan",))
 def generate(plan: Plan, params: PyTree, inputs: ProgramInputs) -> search.Generated:
     """Returns the tokens that follow each row."""
-    step, cache, prompt, rules = searched(plan, params, inputs)
+    step, cache, prompt, rules = searched(plan, params, inputs, by_rows=_pays_for_rows(plan, inputs))
     return search.generate(step, cache, prompt, rules)
 
 
+def _pays_for_rows(plan: Plan, inputs: ProgramInputs) -> bool:
+    """Returns whether a program should transpose the matrices of its decode steps: for many tokens of several texts."""
+    config = plan.config
+    num_texts = inputs.ids.shape[0] * max(config.num_beams, config.num_samples)
+    return jax.default_backend() == "cpu" and num_texts > 1 and config.max_tokens >= LEAST_TOKENS_BY_ROWS
+
+
 def searched(
-    plan: Plan, params: PyTree, inputs: ProgramInputs, encoded: Float[Array, "B K D"] | None = None
+    plan: Plan,
+    params: PyTree,
+    inputs: ProgramInputs,
+    encoded: Float[Array, "B K D"] | None = None,
+    by_rows: bool = False,
 ) -> tuple[search.Step, PyTree, Int[Array, "B P"], search.Rules]:
     """Returns what `search` needs: the step, its cache, the prompts and the rules.
 
-    `encoded` are a T5's encoded inputs; without them they are encoded here.
+    `encoded` are a T5's encoded inputs; without them they are encoded here. `by_rows`: see `layers.dense_by_rows`.
     """
     network = plan.network
     max_tokens = plan.config.max_tokens
     if network.config.is_decoder_only:
-        step, cache = network.cached_language_model(params, inputs.ids, max_tokens, plan.is_prefix)
+        step, cache = network.cached_language_model(params, inputs.ids, max_tokens, plan.is_prefix, by_rows)
         prompt = inputs.ids
     else:
-        step, cache = network.cached_decoder(params, inputs.ids, max_tokens, encoded, inputs.is_read)
+        step, cache = network.cached_decoder(params, inputs.ids, max_tokens, encoded, inputs.is_read, by_rows)
         prompt = jnp.full((inputs.ids.shape[0], 1), plan.start, jnp.int32)
     if inputs.gaps is not None:
         step = functools.partial(_fill_each_gap, step, inputs.gaps)

@@ -24,14 +24,19 @@ from limba.model.kernels.choose import AttentionKernel, choose
 from limba.model.kernels.einsum import cached_attention, dot_product_attention
 from limba.model.masks import Mask, causal_mask, ids_of
 from limba.model.relative_bias import BiasTable, RelativeBias, bias_by_distance, bias_row
-from limba.model.stack import apply_module, decode_runner, decodes_by_rows, run_layers, with_kernel_rows
+from limba.model.stack import apply_module, decode_runner, run_layers, with_kernel_rows
 from limba.model.trees import Batch, Cache, DecodeStep, Parameters
 
 SINUSOID_SCALE = 10_000.0  # Vaswani et al. 2017 (arXiv:1706.03762), section 3.5
 
 
 def cached_language_model(
-    config: ModelConfig, params: Parameters, prompt: Int[Array, "B P"], max_tokens: int, is_prefix: bool = False
+    config: ModelConfig,
+    params: Parameters,
+    prompt: Int[Array, "B P"],
+    max_tokens: int,
+    is_prefix: bool = False,
+    by_rows: bool = False,
 ) -> tuple[DecodeStep, Cache]:
     """Returns the decode step (cache, last ids, position) -> (logits, cache), and the cache of the prompts.
 
@@ -41,7 +46,7 @@ def cached_language_model(
     prompt attend to all of it, so that the last one is read with the others, and again by the first decode step.
     """
     is_full = is_prefix and config.prefix_attention == "full"
-    network = _Network(config, params, prompt.shape[1] - 1 + max_tokens)
+    network = _Network(config, params, prompt.shape[1] - 1 + max_tokens, by_rows)
     cache = network.read(prompt if is_full else prompt[:, :-1], jnp.sum(prompt < 0, axis=1), is_full)
     first = prompt.shape[1] - 1
 
@@ -54,14 +59,15 @@ def cached_language_model(
 class _Network:
     """The network's parts with their parameters; the cache has `length` positions."""
 
-    def __init__(self, config: ModelConfig, params: Parameters, length: int):
+    def __init__(self, config: ModelConfig, params: Parameters, length: int, by_rows: bool):
         self._config = config
         self._params = params
         self._length = length
-        self._run_layers = decode_runner(config, config.num_decoder_layers, params["decoder"]["layers"])
+        self._by_rows = by_rows
+        self._run_layers = decode_runner(config, config.num_decoder_layers, params["decoder"]["layers"], by_rows)
         self._table = params["decoder"]["relpos_bias"]["rel_embedding"] if config.is_t5_decoder else None
         self._around_layers = {name: part for name, part in params["decoder"].items() if name != "layers"}
-        if decodes_by_rows():
+        if by_rows:
             self._around_layers = with_kernel_rows(self._around_layers, jnp.dtype(config.dtype))
 
     def read(self, tokens: Int[Array, "B P"], skipped: Int[Array, " B"], is_full: bool) -> Cache:
@@ -138,7 +144,7 @@ class _Network:
     def _logits(self, x: Float[Array, "R 1 D"]) -> Float[Array, "R 1 V"]:
         x = self._stack("finish", x)
         if self._config.logits_via_embedding:
-            attend = "attend_by_rows" if decodes_by_rows() else "attend"
+            attend = "attend_by_rows" if self._by_rows else "attend"
             return self._embed(attend, x) * self._config.tied_logits_scale
         return x
 

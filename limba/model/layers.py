@@ -84,10 +84,10 @@ def dense(
 def dense_by_rows(
     x: Float[Array, "... I"], rows: Float[Array, "O I"], output_dtype: jnp.dtype | None = None
 ) -> Float[Array, "... O"]:
-    """Returns x @ rows^T in the dtype of `rows`, for the few rows of x that a decode step has.
+    """Returns x @ rows^T in the dtype of `rows`, for the few rows of x, but more than one, that a decode step has.
 
-    With the larger matrix on the left, XLA on a CPU only reads it; on the right it is first copied into blocks, which
-    takes longer than the product.
+    With the larger matrix on the left, XLA on a CPU only reads it; on the right it is first copied into blocks. But the
+    matrix [I, O] has to be transposed before the first token, so this pays only where many tokens follow.
     """
     flat = x.reshape(-1, x.shape[-1]).astype(rows.dtype)
     product = jax.lax.dot_general(

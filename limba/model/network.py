@@ -88,22 +88,30 @@ class Network:
         max_tokens: int,
         encoded: Float[Array, "B K D"] | None = None,
         is_read: Int[Array, "B K"] | None = None,
+        by_rows: bool = False,
     ) -> tuple[DecodeStep, Cache]:
         """Returns the decode step and an empty KV cache of an encoder-decoder, without dropout.
 
         The inputs are encoded, unless `encoded`, what `encode` returns for them, is given. Padding is as for `encode`.
+        `by_rows`: see `layers.dense_by_rows`.
         """
         if encoded is None:
             encoded = self.encode(parameters, inputs, is_read)
         if is_read is None:
             is_read = inputs
-        return cached_decoder(self.config, parameters, encoded, is_read, max_tokens)
+        return cached_decoder(self.config, parameters, encoded, is_read, max_tokens, by_rows)
 
     def cached_language_model(
-        self, parameters: Parameters, prompt: Int[Array, "B P"], max_tokens: int, is_prefix: bool = False
+        self,
+        parameters: Parameters,
+        prompt: Int[Array, "B P"],
+        max_tokens: int,
+        is_prefix: bool = False,
+        by_rows: bool = False,
     ) -> tuple[DecodeStep, Cache]:
         """Reads the prompts, padded with -1 on the left; returns a decoder-only network's decode step and KV cache.
 
-        With `is_prefix` they are the inputs of rows of inputs and targets, which `prefix_attention` is for.
+        With `is_prefix` they are the inputs of rows of inputs and targets, which `prefix_attention` is for. `by_rows`:
+        see `layers.dense_by_rows`.
         """
-        return cached_language_model(self.config, parameters, prompt, max_tokens, is_prefix)
+        return cached_language_model(self.config, parameters, prompt, max_tokens, is_prefix, by_rows)

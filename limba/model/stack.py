@@ -107,15 +107,15 @@ def _rematerialized(step: Callable, remat: str, prevent_cse: bool) -> Callable:
 
 
 def decode_runner(
-    config: ModelConfig, num_layers: int, stacked: PyTree
+    config: ModelConfig, num_layers: int, stacked: PyTree, by_rows: bool = False
 ) -> Callable[[DecodeLayer, Array, Cache], tuple[Array, Cache]]:
     """Returns a function (one_layer, x, cache) -> (x, cache) that runs the layers of one decode step.
 
     `one_layer` takes (x, cache, a layer's part of `stacked`, its index). On a CPU a slice of a stack is copied before
-    each matrix product, which doubles what a token reads: there it is unstacked once, before the first token, and
-    `with_kernel_rows` too.
+    each matrix product, which doubles what a token reads: there it is unstacked before the first token, and
+    with `by_rows` its kernels are transposed.
     """
-    if config.scan_layers is not False and not decodes_by_rows():
+    if config.scan_layers is not False and jax.default_backend() != "cpu":
 
         def scanned(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
             xs = (stacked, jnp.arange(num_layers))
@@ -123,7 +123,7 @@ def decode_runner(
 
         return scanned
     layers = _unstack(stacked, num_layers)
-    if decodes_by_rows():
+    if by_rows:
         layers = [with_kernel_rows(layer, jnp.dtype(config.dtype)) for layer in layers]
 
     def unrolled(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
@@ -132,11 +132,6 @@ def decode_runner(
         return x, cache
 
     return unrolled
-
-
-def decodes_by_rows() -> bool:
-    """Returns whether a decode step's matrices are transposed for `dense_by_rows`: on a CPU."""
-    return jax.default_backend() == "cpu"
 
 
 def with_kernel_rows(parameters: Parameters, dtype: jnp.dtype) -> Parameters:

@@ -14,12 +14,17 @@ from limba.config import ModelConfig
 from limba.model.kernels.einsum import cached_attention
 from limba.model.layers import KERNEL_ROWS, Embed, MlpBlock, dense, dense_by_rows, logits_dense, norm
 from limba.model.relative_bias import bias_by_distance, bias_row
-from limba.model.stack import Method, apply_module, decode_runner, decodes_by_rows, with_kernel_rows
+from limba.model.stack import Method, apply_module, decode_runner, with_kernel_rows
 from limba.model.trees import Cache, DecodeStep, Parameters
 
 
 def cached_decoder(
-    config: ModelConfig, params: Parameters, encoded: Float[Array, "B K D"], inputs: Int[Array, "B K"], max_tokens: int
+    config: ModelConfig,
+    params: Parameters,
+    encoded: Float[Array, "B K D"],
+    inputs: Int[Array, "B K"],
+    max_tokens: int,
+    by_rows: bool = False,
 ) -> tuple[DecodeStep, Cache]:
     """Returns the decode step (cache, last ids, position) -> (logits, cache), and an empty cache of one row per input.
 
@@ -37,10 +42,10 @@ def cached_decoder(
         shared_bias = None
     else:
         shared_bias = bias_by_distance(config, decoder["relpos_bias"]["rel_embedding"], max_tokens)
-    run_layers = decode_runner(config, num_layers, stacked)
+    run_layers = decode_runner(config, num_layers, stacked, by_rows)
     visible = inputs > 0
     head = decoder.get("logits_dense", {})
-    if decodes_by_rows():
+    if by_rows:
         head = with_kernel_rows(head, dtype)
 
     def step(cache: Cache, last: Array, position: Array) -> tuple[Array, Cache]:
@@ -53,7 +58,7 @@ def cached_decoder(
             return x + apply_module(MlpBlock(config), parts["layer"]["mlp"], y, True), cache
 
         x, cache = run_layers(one_layer, _embed(config, params, last[:, None]), cache)
-        return _logits(config, params, head, x), cache
+        return _logits(config, params, head, x, by_rows), cache
 
     shape = (num_layers, encoded.shape[0], config.num_heads, max_tokens, config.head_dim)
     return step, {"key": jnp.zeros(shape, dtype), "value": jnp.zeros(shape, dtype)}
@@ -114,9 +119,11 @@ def _cross_attention(
     return _dense(config, attention["out"], joined)
 
 
-def _logits(config: ModelConfig, params: Parameters, head: Parameters, x: Float[Array, "R 1 D"]) -> Float[Array, "R V"]:
+def _logits(
+    config: ModelConfig, params: Parameters, head: Parameters, x: Float[Array, "R 1 D"], by_rows: bool
+) -> Float[Array, "R V"]:
     x = apply_module(norm(config), params["decoder"]["decoder_norm"], x)
     if config.logits_via_embedding:
-        attend = Embed.attend_by_rows if decodes_by_rows() else Embed.attend
+        attend = Embed.attend_by_rows if by_rows else Embed.attend
         return _embed(config, params, x, attend)[:, 0] / jnp.sqrt(jnp.float32(config.emb_dim))
     return apply_module(logits_dense(config), head, x)[:, 0]

@@ -71,6 +71,7 @@ def _join(run: RunConfig | None, membership: Membership) -> None:
     devices = clusters.devices_of(membership, environment.num_gpus())
     address = ""  # at which other processes must reach this one
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
+        # Gloo gives up 30 s after the first process arrives at their first exchange.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         address = host_names.own_address(membership)
     began = time.monotonic()

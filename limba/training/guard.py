@@ -19,7 +19,6 @@ import numpy as np
 from jaxtyping import Array
 
 from limba.config import InputError, NonFiniteError, RunConfig
-from limba.config.errors import is_out_of_memory
 from limba.data.stream.names import NO_DOCUMENTS, BatchDocuments, in_parentheses, short_name
 from limba.formats.limba_checkpoint import GuardNotes, Notes
 from limba.model import Batch, Network
@@ -125,7 +124,7 @@ class Guard:
         elif spikes := self.spikes(upto):
             if self.action == "rewind":
                 return spikes[0]
-            self.warn(spikes, state)
+            self.warn(spikes)
         return None
 
     def rewind(self, spike: Spike, reader: RowReader) -> TrainState:
@@ -158,35 +157,26 @@ class Guard:
                 self._window.restore(())  # the new level is learned; other actions end or return
         return spikes
 
-    def warn(self, spikes: Sequence[Spike], state: TrainState) -> None:
+    def warn(self, spikes: Sequence[Spike]) -> None:
         """Prints one sentence about the spikes since the last logged line, and writes an event for each.
 
-        It names the documents that stand out in the first one's batch; `state` is the one of the logged line.
+        It names the first documents of this process's rows in the batch of the first one. Which rows stand out is not
+        computed: that would take another program's memory, and all processes at once, for a sentence.
         """
         finite = [spike for spike in spikes if all(map(math.isfinite, spike.values.values()))]  # others end the run
         if not finite:
             return
         for spike in finite:
             self._event(spike, "warn")
+        first = finite[0]
         more = ""
         if len(finite) > 1:
             more = f"; {len(finite) - 1} more up to step {finite[-1].step:,}"
         with self._recent.apart():
-            which = self._documents_in_words(finite[0], state if len(finite) == len(spikes) else None)
+            names = in_parentheses(*first.documents.some(MOST_NAMED, MOST_BYTES))
         self._metrics.say(
-            f"Step {finite[0].step:,} spikes: {finite[0].reason}{more}. {which} Nothing is done about it."
+            f"Step {first.step:,} spikes: {first.reason}{more}. Its batch{names} is trained on like any other."
         )
-
-    def _documents_in_words(self, spike: Spike, state: TrainState | None) -> str:
-        """Returns a sentence that names the documents that stand out; without a finite state, the first ones."""
-        try:
-            if state is not None:
-                return _in_words(self._rows_that_stand_out(spike, state))
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        names = in_parentheses(*spike.documents.some(MOST_NAMED, MOST_BYTES))
-        return f"Which rows of its batch stand out is not known{names}."
 
     def _write_dropped(self, upto: int, state: TrainState) -> None:
         """Leaves the steps whose updates were dropped out of the figures, and writes them down."""

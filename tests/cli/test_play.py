@@ -497,7 +497,7 @@ def test_what_one_does_on_the_page(players: list[Player], tmp_path: Path, monkey
         page.get_by_text("Write a text, or see its pieces").click()
         page.get_by_role("button", name="Write", exact=True).click()
         page.get_by_text("Working").wait_for()
-        answer = held[0].fetch()
+        answer = held[0].fetch(timeout=120_000)
         page.locator(".said", has_text=re.compile(" …$")).wait_for()  # what is written so far
         held[0].fulfill(response=answer)
         page.get_by_text("Done.").wait_for(timeout=120_000)

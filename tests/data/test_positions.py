@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import json
 import os
@@ -19,7 +20,9 @@ from fsspec import get_filesystem_class
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
-from limba.data.sources import FileSource
+from limba.data.sources import FileSource, splits
+from limba.data.sources.fingerprints import Mark, mark_of
+from limba.data.sources.remote import ReadPolicy
 from limba.data.stream import positions, streams
 from limba.data.stream.positions import Position, PositionError, advanced, of_another_order
 from limba.data.stream.processes import Opening, ReaderProcesses
@@ -104,6 +107,11 @@ def _another(path: Path) -> None:
     other.rename(path)
 
 
+def _longer(path: Path) -> None:
+    """Writes other text of the same size, and more behind it."""
+    write(path, [text.replace("old", "new") for text in [*TEXTS[240:], *TEXTS]])
+
+
 def _cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -113,26 +121,38 @@ def _grown(path: Path) -> None:
         file.write(path.read_bytes())
 
 
+def _of_parts(name: str, folder: Path) -> Path:
+    """Writes five files of a format, of which a run has not read the last one after a few batches; returns that."""
+    for number in range(5):
+        write(folder / f"{number}-{name}", TEXTS[60 * number : 60 * number + 60])
+    return folder / f"4-{name}"
+
+
+IN_ORDER = {"shuffle": False, "num_data_shards": 1}
+LINES = ("a.txt", "a.jsonl")
+IN_FILES = tuple(name for name in text_files.FORMATS if not name.endswith(".array_record"))
+CHANGES = [(name, change) for name in (*IN_FILES, "a.json") for change in (_another, _longer, _cut, _grown)]
+
+
 @pytest.mark.parametrize("policy", ["stop", "skip"])
-@pytest.mark.parametrize("change", [_another, _cut, _grown])
-@pytest.mark.parametrize("name", [name for name in text_files.FORMATS if not name.endswith(".array_record")])
+@pytest.mark.parametrize(
+    ("name", "change"), [(name, change) for name, change in CHANGES if change is not _grown or name not in LINES]
+)
 def test_no_text_of_a_file_that_changes_while_it_is_read_is_given(
     name: str, change: Callable[[Path], None], policy: str, tmp_path: Path
 ) -> None:
     """Whatever its format; what was read before can be saved, and goes on with the original file."""
-    for number in range(5):
-        write(tmp_path / f"{number}-{name}", TEXTS[60 * number : 60 * number + 60])
+    last = _of_parts(name, tmp_path)
     files = f"{tmp_path}/?-{name}"
-    choices = {"shuffle": False, "num_data_shards": 1, "on_read_failure": policy}
-    with stream_of(files, [0], **choices) as whole:
+    with stream_of(files, [0], on_read_failure=policy, **IN_ORDER) as whole:
         of_all = taken(whole, 200)
-    last = tmp_path / f"4-{name}"
     kept = shutil.copy2(last, tmp_path / "kept")
     wanted = (
         rf"^\S+/4-{name} has changed while the run reads it: [\d,]+ bytes (then, [\d,]+ now|as then, .*); start the"
+        " same command again: with the original files restored it reads on, and with DataConfig.on_changed_corpus"
     )
     given = []
-    with stream_of(files, [0], **choices) as stream:
+    with stream_of(files, [0], on_read_failure=policy, **IN_ORDER) as stream:
         given += list(taken(stream, 2))
         stream.positions()  # as with a checkpoint: by now the run has looked at its files
         change(last)
@@ -142,9 +162,101 @@ def test_no_text_of_a_file_that_changes_while_it_is_read_is_given(
         before = stream.positions()
     np.testing.assert_array_equal(given, of_all[: len(given)])
     shutil.copy(kept, last)  # at another time
-    with stream_of(files, [0], **choices) as again:
+    with stream_of(files, [0], on_read_failure=policy, **IN_ORDER) as again:
         again.begin(0, before)
         np.testing.assert_array_equal(taken(again, 5), of_all[len(given) : len(given) + 5])
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_file_of_lines_that_grows_while_it_is_read_gives_the_same_text(name: str, tmp_path: Path) -> None:
+    last = _of_parts(name, tmp_path)
+    files = f"{tmp_path}/?-{name}"
+    with stream_of(files, [0], **IN_ORDER) as whole:
+        of_all = taken(whole, 400)
+    size = last.stat().st_size
+    with stream_of(files, [0], **IN_ORDER) as stream:
+        given = list(taken(stream, 2))
+        stream.positions()
+        for _ in range(199):
+            _grown_by_a_line(last)
+            given += list(taken(stream, 2))
+        before = stream.positions()
+    np.testing.assert_array_equal(given, of_all)
+    with (
+        stream_of(files, [0], **IN_ORDER) as again,
+        pytest.raises(InputError, match=rf"4-{name} has changed since step"),
+    ):
+        again.check(before)
+    os.truncate(last, size)
+    with stream_of(files, [0], **IN_ORDER) as again:
+        again.check(before)
+
+
+def _grown_by_a_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    with path.open("ab") as file:
+        file.write(lines[-1])
+
+
+def test_a_last_line_that_becomes_longer_while_it_is_read_is_named(tmp_path: Path) -> None:
+    last = _of_parts("a.txt", tmp_path)
+    os.truncate(last, last.stat().st_size - 1)  # its last line is not whole
+    with stream_of(f"{tmp_path}/?-a.txt", [0], **IN_ORDER) as stream:
+        taken(stream, 2)
+        stream.positions()
+        with last.open("ab") as file:
+            file.write(b"er text\n")
+        with pytest.raises(InputError, match=r"4-a\.txt has changed while the run reads it"):
+            taken(stream, 200)
+
+
+def test_a_second_run_of_a_process_reads_a_file_that_was_replaced(tmp_path: Path) -> None:
+    """Each run has its own copy of a registered source."""
+    path = write(tmp_path / "a.txt", TEXTS)
+    registered = FileSource(str(path), validation_percent=0.0)
+    for texts in (TEXTS, [text.replace("old", "newer") for text in TEXTS]):
+        write(path, texts)
+        source = registered.read_by(ReadPolicy())
+        (mark,) = source.marks("train")
+        assert mark.size == path.stat().st_size
+        assert list(source.texts("train")) == texts
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(0.0, 20), (1e9, 1)])
+def test_a_file_whose_time_of_change_is_never_the_same_is_compared_from_time_to_time(
+    seconds: float, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.txt")
+    source = FileSource(str(path), validation_percent=0.0).read_by(ReadPolicy())
+    source.marks("train")
+    compared = []
+
+    def counted(path: str, end_bytes: int) -> Mark:
+        compared.append(path)
+        return mark_of(path, end_bytes)
+
+    monkeypatch.setattr(splits, "mark_of", counted)
+    monkeypatch.setattr(splits, "COMPARED_SECONDS", seconds)
+    for number in range(20):
+        os.utime(path, (number, number))
+        list(source.texts("train"))
+    assert len(compared) == count
+    _another(path)  # has another size
+    with pytest.raises(InputError, match="has changed while the run reads it"):
+        list(source.texts("train"))
+
+
+def test_a_file_that_cannot_be_compared_ends_no_reading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt")
+    source = FileSource(str(path), validation_percent=0.0).read_by(ReadPolicy())
+    source.marks("train")
+    os.utime(path, (1, 1))
+
+    def failing(*_: object) -> Mark:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(splits, "mark_of", failing)
+    assert list(source.texts("train")) == TEXTS
 
 
 def test_files_that_appear_and_vanish_are_named_and_order_decides(tmp_path: Path) -> None:

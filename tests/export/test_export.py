@@ -217,7 +217,7 @@ def test_a_run_of_the_same_name_is_another_one(tmp_path, capsys):
     file.write_text(json.dumps(record))
     export(tmp_path / "seed1" / "t5", out, *flags)
     assert "done before" in capsys.readouterr().out
-    for part in ("checkpoint", "network", "dtype", "card"):
+    for part in ("checkpoint", "network", "dtype", "card", "extra_ids", "vocabulary", "dropout"):
         file.write_text(json.dumps({name: value for name, value in record.items() if name != part}))
         with pytest.raises(InputError, match=r"step_5 has a conversion\.json that no export has written"):
             export(tmp_path / "seed1" / "t5", out, *flags)

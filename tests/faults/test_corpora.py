@@ -187,7 +187,6 @@ def _append_in_place(path: Path) -> None:
 CHANGES_WHILE_READ: dict[str, Callable[[Path], None]] = {
     "replaced": _replace_by_rename,
     "cut": _truncate,
-    "appended": _append_in_place,
 }
 
 
@@ -209,6 +208,28 @@ def test_a_corpus_that_changes_while_it_is_read_ends_the_run(way: str, runs: Run
     runs.check(start, directory, codes, [INPUT], since, r"a\.jsonl has changed while the run reads it: [\d,]+ bytes")
     trained = max(start.trained())
     runs.check_resumes(directory, setting, trained, steps=trained + MORE_STEPS)
+
+
+@pytest.mark.night
+def test_a_corpus_that_grows_while_it_is_read_is_read_as_it_was(runs: Runs, large: Path) -> None:
+    """The trial corpus-appended-while-read: the next start names the file."""
+    setting = Setting(steps=IN_ORDER_STEPS, corpus=f"{large}/*.jsonl", more=IN_ORDER)
+    runs.reference(setting)
+    path = large / "a.jsonl"
+    kept = runs.new("kept")
+    shutil.copy2(path, kept)
+    directory = runs.new("grown_while_read")
+    trained = IN_ORDER_STEPS - MORE_STEPS
+    with runs.training(directory, dataclasses.replace(setting, steps=trained), 8) as start:
+        _append_in_place(path)
+        codes = start.wait(3 * END_SECONDS)
+    assert codes == [0]
+    runs.check_same(start, directory, setting)
+    with runs.start(directory, setting) as again:
+        codes = again.wait(END_SECONDS)
+    runs.check(again, directory, codes, [INPUT], again.began, rf"a\.jsonl has changed since step {trained}:")
+    shutil.copy2(kept, path)
+    runs.check_resumes(directory, setting, trained)
 
 
 @pytest.fixture

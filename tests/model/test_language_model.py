@@ -191,7 +191,7 @@ def test_cached_generation_equals_uncached_token_for_token(layout, is_prefix):
 
     @jax.jit
     def written(params):
-        step, cache = model.cached_language_model(params, jnp.asarray(prompt), tokens, is_prefix)
+        step, cache = model.cached_language_model(params, jnp.asarray(prompt), tokens, is_prefix, by_rows=True)
         rules = decoding.Rules(banned, GenerationConfig(max_tokens=tokens), (1,))
         return decoding.generate(step, cache, jnp.asarray(prompt), rules)
 

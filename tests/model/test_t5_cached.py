@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jaxtyping import PyTree
 
 from limba.config import GenerationConfig, MeshConfig, ModelConfig
 from limba.inference import generate as infer
@@ -40,9 +41,9 @@ def test_text_equals_transformers(family: str) -> None:
     inputs = inputs_of(0)
     searches = {
         "umt5": [{"max_tokens": LENGTH}],
-        "t5_1_0": [
-            {"max_tokens": LENGTH},
-            {"max_tokens": LENGTH, "num_beams": 3, "length_penalty": 0.7, "early_stopping": True},
+        "t5_1_0": [  # by rows
+            {"max_tokens": infer.LEAST_TOKENS_BY_ROWS},
+            {"max_tokens": infer.LEAST_TOKENS_BY_ROWS, "num_beams": 3, "length_penalty": 0.7, "early_stopping": True},
         ],
         "t5_1_1": [{"max_tokens": 10, "num_beams": 4, "num_samples": 2, "no_repeat_ngram_size": 2}],
     }
@@ -70,8 +71,13 @@ def test_text_equals_transformers(family: str) -> None:
     assert ended
 
 
-@pytest.mark.parametrize(("family", "platform"), [("t5_1_0", "cpu"), ("umt5", "tpu")])
-def test_logits_equal_the_whole_decoders(family: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "platform", "by_rows"),
+    [("t5_1_0", "cpu", False), ("t5_1_0", "cpu", True), ("t5_1_1", "cpu", True), ("umt5", "tpu", False)],
+)
+def test_logits_equal_the_whole_decoders(
+    family: str, platform: str, by_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scanned as on a TPU and unrolled as on a CPU; two texts per input share its memory."""
     reference = reference_model(family)
     config = our_config(family)
@@ -92,7 +98,7 @@ def test_logits_equal_the_whole_decoders(family: str, platform: str, monkeypatch
 
     @jax.jit
     def all_steps(params: dict, inputs: jax.Array) -> jax.Array:
-        step, cache = model.cached_decoder(params, inputs, length)
+        step, cache = model.cached_decoder(params, inputs, length, by_rows=by_rows)
         cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=decoding.CACHE_BATCH_AXIS), cache)
 
         def one(cache, xs):
@@ -111,10 +117,25 @@ def test_a_decode_step_on_a_cpu_has_its_matrices_on_the_left(config: ModelConfig
     rows = 3
     model = Network(config)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    plan = infer.Plan(model, GenerationConfig(max_tokens=4))
+    plan = infer.Plan(model, GenerationConfig(max_tokens=infer.LEAST_TOKENS_BY_ROWS))
     inputs = infer.ProgramInputs(jnp.ones((rows, 7), jnp.int32), FREE)
-    program = infer.generate.lower(plan, params, inputs).compile().as_text()
-    products = [(int(left), int(right)) for left, right in re.findall(r"f32\[(\d+),(\d+)\]\S* dot\(", program)]
+    products = products_of(plan, params, inputs)
     on_the_left = {left for left, right in products if right == rows}
     assert on_the_left >= {config.emb_dim, config.mlp_dim, config.vocab_size}
     assert not [right for left, right in products if left == rows]
+
+
+@pytest.mark.parametrize(("rows", "max_tokens"), [(1, infer.LEAST_TOKENS_BY_ROWS), (3, infer.LEAST_TOKENS_BY_ROWS - 1)])
+def test_for_one_text_or_few_tokens_no_matrix_is_transposed(rows: int, max_tokens: int) -> None:
+    """It would take longer than it saves."""
+    model = Network(tiny.MODEL)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    plan = infer.Plan(model, GenerationConfig(max_tokens=max_tokens))
+    inputs = infer.ProgramInputs(jnp.ones((rows, 7), jnp.int32), FREE)
+    assert not [left for left, right in products_of(plan, params, inputs) if right == rows]
+
+
+def products_of(plan: infer.Plan, params: PyTree, inputs: infer.ProgramInputs) -> list[tuple[int, int]]:
+    """Returns the shapes of the matrix products in the compiled program."""
+    program = infer.generate.lower(plan, params, inputs).compile().as_text()
+    return [(int(left), int(right)) for left, right in re.findall(r"f32\[(\d+),(\d+)\]\S* dot\(", program)]

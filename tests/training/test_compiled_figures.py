@@ -17,6 +17,14 @@ from benchmarks.compiled_figures import LANDING, NIGHT, WRITE
 ROOT = Path(__file__).parents[2]
 # The compilers that the record was made with.
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.42.1"}
+EXCHANGES = ("all-reduce", "reduce-scatter", "all-gather")
+# The steps of the table of the whole base step on a v4-8, and the first cell of each.
+BASE_STEPS = {
+    "t5-whole": "--remat=minimal",
+    "t5-whole-full": "--remat=full",
+    "t5-whole-muon": "--remat=full --optimizer=muon",
+    "t5-whole-unrolled": "--remat=minimal --no-scan",
+}
 # libtpu has wheels for this machine alone, and the pins of Python 3.12 and later are other versions.
 HAS_LIBTPU = platform.machine() == "x86_64" and importlib.metadata.version("jax") == VERSIONS["jax"]
 of_tpu = pytest.mark.skipif(not HAS_LIBTPU, reason="recorded with jax 0.10.2 and its libtpu, of Python 3.11 on x86-64")
@@ -80,3 +88,33 @@ def test_a_figure_that_differs_is_named_with_both_values() -> None:
     (line,) = compiled_figures.differences(recorded, slower)
     assert re.fullmatch(r"figures\.fusions: [\d,]+, now [\d,]+ \(\+0\.\d\d %\)", line), line
     assert not list(compiled_figures.differences(recorded, recorded))
+
+
+def row_of(first_cell: str) -> list[str]:
+    """Returns the other cells of the first row of benchmarks/README.md that begins with this."""
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    row = re.search(rf"^\| {re.escape(first_cell)}[^|]*\|(.*)\|$", page, re.MULTILINE)
+    assert row is not None, f"benchmarks/README.md has no row of {first_cell}"
+    return [cell.strip(" *") for cell in row[1].split("|")]
+
+
+def memory_and_exchanges(figures: dict) -> tuple[str, str]:
+    """Returns GiB of live memory and MiB of collectives, as the tables have them."""
+    sizes = [figures["collectives"].get(kind, {"bytes": 0})["bytes"] for kind in EXCHANGES]
+    return f"{figures['live_bytes'] / 2**30:.2f}", " / ".join(f"{size / 2**20:,.0f}" for size in sizes)
+
+
+@pytest.mark.parametrize("step", [step for step in compiled_figures.STEPS if step != "t5-h100"])
+def test_the_table_of_recorded_steps_is_the_record(step: str) -> None:
+    figures = compiled_figures.recorded()[step]["figures"]
+    live, exchanged = memory_and_exchanges(figures)
+    millions = [f"{figures[f'{name}_cycles'] / 1e6:.2f}" for name in ("total", "fusion", "kernel")]
+    assert row_of(f"`{step}`") == [*millions, live, f"{figures['fusions']:,}", exchanged]
+
+
+@pytest.mark.parametrize("step", BASE_STEPS)
+def test_the_table_of_the_base_step_is_the_record(step: str) -> None:
+    figures = compiled_figures.recorded()[step]["figures"]
+    live, exchanged = memory_and_exchanges(figures)
+    millions = [f"{figures[f'{name}_cycles'] / 1e6:.1f}" for name in ("fusion", "kernel", "total")]
+    assert row_of(f"`{BASE_STEPS[step]}`")[:5] == [*millions, live, exchanged]

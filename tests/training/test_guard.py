@@ -87,14 +87,13 @@ def metrics(loss: float, norm: float, update: float = 1.0) -> dict[str, np.ndarr
 
 def test_one_sentence_is_said_about_the_spikes_of_a_line(guarded: Guarded) -> None:
     guard = guarded("warn")
-    state = TrainState(np.int32(59), {}, ())
     for step in range(1, 60):
         loss = {50: 9.0, 52: 3.0, 53: 9.5}.get(step, 3.0 + step % 7 / 50)
         norm = {52: 40.0, 55: math.nan}.get(step, 1.0)
         guard.after(step, {}, metrics(loss, norm), ())
     spikes = guard.spikes(59)
     assert [spike.step for spike in spikes] == [50, 52, 53, 55] and "gradient norm 40" in spikes[1].reason
-    guard.warn(spikes, state)  # step 55 ends the run
+    guard.warn(spikes)  # step 55 ends the run
     (sentence,) = guarded.said
     assert sentence.startswith("Step 50 spikes: its loss 9 is above") and "2 more up to step 53" in sentence
 

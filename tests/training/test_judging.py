@@ -186,13 +186,12 @@ def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None
     spikes = guard.spikes(100)
     assert [(spike.step, spike.number) for spike in spikes] == [(43, 1), (45, 1)]
     assert spikes[0].typical_loss == 3.0 and guard.spikes(100) == []
-    guard.warn(spikes[:1], state_at(47))
+    guard.warn(spikes[:1])
     assert guard._metrics.events == [
         (43, {"action": "warn", "reason": spikes[0].reason, "loss": 9.0, "gradient_norm": 1.0})
     ]
-    which = "What stands out: row 2 of shard 0; row 1 of shard 1."
-    assert guard._metrics.said == [f"Step 43 spikes: {spikes[0].reason}. {which} Nothing is done about it."]
-    guard.warn(spikes[1:], state_at(47))  # the spike at 45 ends the run
+    assert guard._metrics.said == [f"Step 43 spikes: {spikes[0].reason}. Its batch is trained on like any other."]
+    guard.warn(spikes[1:])  # the spike at 45 ends the run
     assert len(guard._metrics.said) == 1
     quiet = guard_of("off")
     add(quiet, 1, math.nan)
@@ -202,7 +201,7 @@ def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None
 OF_ROWS = {0: [[0], [1], [2, 81, 2, 3, 4], [5]], 1: [[6], [7, 8], [9], [10]]}
 
 
-def test_a_warning_names_the_documents_that_stand_out(guard_of: Any, tmp_path: Path) -> None:
+def test_a_warning_names_the_first_documents(guard_of: Any, tmp_path: Path) -> None:
     guard = guard_of("warn")
     for step in range(1, 40):
         add(guard, step, 3.0)
@@ -210,18 +209,12 @@ def test_a_warning_names_the_documents_that_stand_out(guard_of: Any, tmp_path: P
     assert guard.judge(40, state_at(40)) is None
     (said,) = guard._metrics.said
     assert said.endswith(
-        ". What stands out: row 2 of shard 0 (part-07.txt.gz, document 2; part-07.txt.gz, document 81;"
-        " part-07.txt.gz, document 3; and 1 more); row 1 of shard 1 (part-07.txt.gz, document 7; part-07.txt.gz,"
-        " document 8). Nothing is done about it."
+        ". Its batch (part-07.txt.gz, document 0; part-07.txt.gz, document 1; part-07.txt.gz, document 2; and 9 more)"
+        " is trained on like any other."
     )
 
 
-@pytest.mark.parametrize("reason", ["no memory", "not finite"])
-def test_a_warning_without_the_losses_of_rows_names_the_first_documents(
-    guard_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
-    """A run does not end for a sentence; and after a step that is not finite no row has a loss."""
-
+def test_a_warning_ends_no_run(guard_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise MemoryError
 
@@ -229,16 +222,10 @@ def test_a_warning_without_the_losses_of_rows_names_the_first_documents(
     for step in range(1, 40):
         add(guard, step, 3.0)
     add(guard, 40, 9.0, documents=batch_documents(tmp_path, OF_ROWS))
-    if reason == "no memory":
-        monkeypatch.setattr(judging, "gather_parameters", full)
-    else:
-        add(guard, 41, math.nan)
-    assert guard.judge(41, state_at(41)) is None
+    monkeypatch.setattr("limba.data.stream.names.named", full)
+    assert guard.judge(40, state_at(40)) is None
     (said,) = guard._metrics.said
-    assert said.endswith(
-        ". Which rows of its batch stand out is not known (part-07.txt.gz, document 0; part-07.txt.gz, document 1;"
-        " part-07.txt.gz, document 2; and 9 more). Nothing is done about it."
-    )
+    assert said.endswith(". Its batch is trained on like any other.")
 
 
 def test_a_step_that_may_be_dropped_goes_by_its_own_limits(guard_of: Any) -> None:

@@ -113,8 +113,8 @@ class Changes:
 def changed_while_read(sentence: str) -> InputError:
     """Returns the error for a corpus that has changed since a run looked at it; the sentence says how."""
     return InputError(
-        f"{sentence}; start the same command again with the original files restored, or with"
-        " DataConfig.on_changed_corpus 'new_epoch', which begins a new pass over the current ones."
+        f"{sentence}; start the same command again: with the original files restored it reads on, and with"
+        " DataConfig.on_changed_corpus 'new_epoch' it begins a new pass over the current ones."
     )
 
 

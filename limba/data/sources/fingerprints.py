@@ -92,25 +92,48 @@ def marks_of(files: Sequence[File], end_bytes: int) -> list[Mark]:
         return list(pool.map(lambda file: _mark(file, end_bytes), files))
 
 
+def mark_of(path: str, end_bytes: int) -> Mark:
+    """Returns the mark of a local file; OSError if it cannot be read."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        status = os.fstat(number)
+        content = _content(number, status.st_size, end_bytes)
+    finally:
+        os.close(number)
+    return Mark(path, status.st_size, content, status.st_mtime_ns // 1_000_000)
+
+
+def begins_as(mark: Mark, end_bytes: int) -> bool:
+    """Returns whether a local file begins with the one of the mark, which ended with a whole line; OSError as above."""
+    size = mark.size or 0
+    number = os.open(mark.path, os.O_RDONLY)
+    try:
+        last = os.pread(number, 1, max(size - 1, 0))
+        return last == b"\n" and _content(number, size, end_bytes) == mark.content
+    finally:
+        os.close(number)
+
+
+def _content(number: int, size: int, end_bytes: int) -> str:
+    """Returns the mark of the first `size` bytes of an open file."""
+    head = os.pread(number, min(end_bytes, size), 0)
+    start = max(size - end_bytes, len(head))
+    tail = os.pread(number, size - start, start)
+    return f"{end_bytes}:{google_crc32c.value(head):08x}{google_crc32c.value(tail):08x}"
+
+
 def _mark(file: File, end_bytes: int) -> Mark:
     if "://" in file.path:
         return Mark(file.path, file.size, file.version)
     try:
-        number = os.open(file.path, os.O_RDONLY)
-        try:
-            status = os.fstat(number)
-            head = os.pread(number, end_bytes, 0)
-            tail = os.pread(number, end_bytes, max(status.st_size - end_bytes, len(head)))
-        finally:
-            os.close(number)
+        mark = mark_of(file.path, end_bytes)
     except OSError as error:
         raise InputError(
             f"{file.path} cannot be read ({reason_of(error)}); check the file and its permissions."
         ) from error
-    if file.size is not None and file.size != status.st_size:
+    if file.size is not None and file.size != mark.size:
         raise InputError(
-            f"{file.path} has changed since it was listed: {file.size:,} bytes then, {status.st_size:,} now; start"
+            f"{file.path} has changed since it was listed: {file.size:,} bytes then, {mark.size:,} now; start"
             " again when nothing writes to the corpus any more."
         )
-    checksums = f"{google_crc32c.value(head):08x}{google_crc32c.value(tail):08x}"
-    return Mark(file.path, status.st_size, f"{end_bytes}:{checksums}", status.st_mtime_ns // 1_000_000)
+    return mark

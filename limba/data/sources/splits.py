@@ -8,9 +8,11 @@ import functools
 import hashlib
 import itertools
 import logging
+import math
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
@@ -18,7 +20,7 @@ from limba.config import ConfigError, InputError
 from limba.data.sources import columns, listing, readers
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.corpus import WHILE_READ, changed_while_read, changes
-from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
+from limba.data.sources.fingerprints import File, Mark, begins_as, end_bytes_for, mark_of, marks_of
 from limba.data.sources.json_documents import TOKENS
 from limba.data.sources.order import Counts, fewer_shards, shard_of_row
 from limba.data.sources.remote import COMPRESSIONS, ReadPolicy
@@ -33,6 +35,9 @@ CHOSEN_BYTES = 1 << 32  # of text that is read at most to find a run's first doc
 # A longer document is cut, at a space if possible: a saved data position may hold the tokens of 32 pieces, and must
 # stay small for a corpus of books.
 PIECE_BYTES = 1 << 14
+# At least between two comparisons of a file of which only the time of change is another: on a network disk it may be
+# another one each time.
+COMPARED_SECONDS = 1.0
 _NOT_SPACE = re.compile(rb"\S")
 
 # A column's name, or {feature: column}: then an element has these features, of one row.
@@ -46,6 +51,18 @@ class Listing(NamedTuple):
 
     patterns: Mapping[str, Sequence[str]]
     files: Sequence[File]
+
+
+class Known(NamedTuple):
+    """What a local file is known by while it is read."""
+
+    mark: Mark
+    end_bytes: int  # at each end of the file, which the mark covers
+    # As the file was when its content was last compared, and when that was.
+    size: int | None
+    time: int | None
+    inode: int | None = None
+    compared: float = -math.inf
 
 
 class Splits:
@@ -84,18 +101,23 @@ class Splits:
         self._policy = ReadPolicy()
         self._lock = threading.RLock()
         self._marks_lock = threading.Lock()
+        self._forget_files()
+
+    def _forget_files(self) -> None:
         self._files: dict[tuple[str, ...], list[File]] = {}
         self._units: dict[tuple[str, ...], list[listing.Unit]] = {}
         self._marks: dict[tuple[tuple[str, ...], int], list[Mark]] = {}
-        self._marked: dict[
-            str, tuple[Mark, int]
-        ] = {}  # local file -> what it is known by, of so many bytes at its ends
+        self._known: dict[str, Known] = {}  # by the path of a local file
 
     def read_by(self, policy: ReadPolicy) -> Self:
-        """Returns this source with another policy."""
+        """Returns this source with another policy, which looks at its files anew.
+
+        Each run of a process reads by such a copy of a registered source, and the files may change between two runs.
+        """
         copied = copy.copy(self)
         copied._policy = policy
         copied.__dict__.pop("_read", None)
+        copied._forget_files()
         return copied
 
     @functools.cached_property
@@ -198,7 +220,8 @@ class Splits:
             if key not in self._marks:
                 marks = marks_of(files, key[1])
                 self._marks[key] = marks
-                self._marked |= {mark.path: (mark, key[1]) for mark in marks if "://" not in mark.path}
+                local = [mark for mark in marks if "://" not in mark.path]
+                self._known |= {mark.path: Known(mark, key[1], mark.size, mark.time) for mark in local}
             return self._marks[key]
 
     def num_bytes(self, split: str) -> int | None:
@@ -246,31 +269,35 @@ class Splits:
         try:
             documents = self._read(unit, chunk)
         finally:  # a file that was cut may fail as one with a bad line, which would be no help
-            self._check_unchanged(unit.path)
+            self._check_unchanged(unit)
         if documents is None or self._rewrite is None:
             return documents
         return [part for document in documents for part in self._rewrite(document) if part]
 
-    def _check_unchanged(self, path: str) -> None:
-        """Raises InputError if a local file has another content than when its mark was taken, as far as a mark tells.
+    def _check_unchanged(self, unit: listing.Unit) -> None:
+        """Raises InputError if a unit's local file has other text than when its mark was taken, as far as a mark tells.
 
         It takes one stat, and a look at both ends of a file that has another size or time of change.
         """
-        marked = self._marked.get(path)
-        if marked is None:
+        known = self._known.get(unit.path)
+        if known is None:
             return
-        mark, end_bytes = marked
         try:
-            status = os.stat(path)
-        except OSError:  # gone: the next part of it cannot be opened
+            status = os.stat(unit.path)
+            size = status.st_size
+            changed_at = status.st_mtime_ns // 1_000_000
+            if (size, changed_at) == (known.size, known.time):
+                return
+            now = time.monotonic()
+            is_time_alone = (size, status.st_ino) == (known.size, known.inode)
+            if is_time_alone and now - known.compared < COMPARED_SECONDS:
+                return
+            found = changes({0: known.mark}, 1, [mark_of(unit.path, known.end_bytes)])
+            if found and not _has_grown(unit, known):
+                raise changed_while_read(found.sentence(WHILE_READ))
+        except OSError:  # gone, or it cannot be opened now: neither can the next part of it
             return
-        if (status.st_size, status.st_mtime_ns // 1_000_000) == (mark.size, mark.time):
-            return
-        (now,) = marks_of([File(path, None)], end_bytes)
-        found = changes({0: mark}, 1, [now])
-        if found:
-            raise changed_while_read(found.sentence(WHILE_READ))
-        self._marked[path] = (now, end_bytes)  # only its time is another one
+        self._known[unit.path] = known._replace(size=size, time=changed_at, inode=status.st_ino, compared=now)
 
     def filtered(self, split: str, documents: list[bytes]) -> list[bytes]:
         """Returns the documents that belong to the split."""
@@ -447,6 +474,17 @@ class Splits:
         if row >= len(kept_rows):
             raise InputError(f"{read_unit.name} has fewer documents than when it was read; restore the original file.")
         return read_unit.name, before + kept_rows[row], documents[kept_rows[row]]
+
+
+def _has_grown(unit: listing.Unit, known: Known) -> bool:
+    """Returns whether a unit's file only has further lines now, behind the last unit: all units have the same text.
+
+    A range of lines ends with the last line that begins in it. A file that is one unit is read to its end, which is
+    another one now, a .json may be one object, and parquet does not end with a line.
+    """
+    if unit.stop is None or listing.may_be_one_value(unit.path):
+        return False
+    return begins_as(known.mark, known.end_bytes)
 
 
 def _is_validation(text: bytes, percent: float) -> bool:

@@ -62,7 +62,8 @@ class BatchDocuments(NamedTuple):
     def some(self, most: int, most_bytes: int) -> tuple[list[str], int]:
         """Returns (short names of the first documents, how many others there are), of the shards of this process.
 
-        A document that cannot be named, such as one behind `most_bytes` of its unit, is one of the others.
+        A document that cannot be named, such as one behind `most_bytes` of its unit, is one of the others: whoever asks
+        has something worse to say.
         """
         firsts = dict[tuple[int, ...], Document]()  # without the other pieces of a document
         for of_shard in self.by_shard.values():
@@ -71,7 +72,7 @@ class BatchDocuments(NamedTuple):
         shown = list[str]()
         if self.recipe is not None:
             for document in itertools.islice(firsts.values(), most):
-                with contextlib.suppress(InputError, OSError):
+                with contextlib.suppress(Exception):
                     shown += [found.short for found in named(self.recipe, [document], most_bytes)]
         return shown, len(firsts) - len(shown)
 
