@@ -109,7 +109,7 @@ from etils import epath
 from limba.data.sources import TfdsSource
 from limba.data.sources.array_record import example_class
 from limba.data.sources.order import Reading
-from limba.data.sources.tfds import _masked
+from limba.data.sources.tfds import masked
 import tensorflow_datasets as tfds
 
 def describe(folder, suffix, lengths):
@@ -142,7 +142,7 @@ for shard, part in enumerate((records[:30], records[30:])):
     with open(folder / f"cc100-train.tfrecord-0000{shard}-of-00002", "wb") as file:
         for record in part:
             length = len(record).to_bytes(8, "little")
-            file.write(length + _masked(length) + record + _masked(record))
+            file.write(length + masked(length) + record + masked(record))
 describe(folder, "tfrecord", [30, 70])
 
 for language in ("ja", "ko"):
