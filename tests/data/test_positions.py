@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -131,7 +132,7 @@ def _of_parts(name: str, folder: Path) -> Path:
 IN_ORDER = {"shuffle": False, "num_data_shards": 1}
 LINES = ("a.txt", "a.jsonl")
 IN_FILES = tuple(name for name in text_files.FORMATS if not name.endswith(".array_record"))
-CHANGES = [(name, change) for name in (*IN_FILES, "a.json") for change in (_another, _longer, _cut, _grown)]
+CHANGES = list(itertools.product((*IN_FILES, "a.json"), (_another, _longer, _cut, _grown)))
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])

@@ -205,11 +205,9 @@ def test_the_documents_of_a_function_are_named_by_their_numbers(
     capsys.readouterr()
     assert main.main(["inspect", of_a_function.model_dir, "--step=6"]) == 0
     table = capsys.readouterr().out.splitlines()[2:]
-    expected = [
-        f"| {shard} | {row} | streamed_texts | {unit} | {number} |  |"
-        for shard, row, named in run.expected[6]
-        for unit, number, _ in named
-    ]
+    expected = []
+    for shard, row, named in run.expected[6]:
+        expected += [f"| {shard} | {row} | streamed_texts | {unit} | {number} |  |" for unit, number, _ in named]
     assert table == expected and "epoch 1 of task streamed_texts" in table[0]
 
 

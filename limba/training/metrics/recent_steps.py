@@ -144,7 +144,9 @@ def report(model_dir: str, failed: RecentStep, values: Mapping[str, float], save
     """Saves this process's rows of the failed step; returns the error message, which names their first documents."""
     saved = f"the checkpoint at step {saved_steps[-1]} is good" if saved_steps else "nothing was saved"
     path = epath.Path(model_dir) / f"non_finite_step_{failed.step}_process_{jax.process_index()}.npz"
-    arrays = {f"{feature}/{shard}": array for shard, part in failed.rows.items() for feature, array in part.items()}
+    arrays: dict[str, np.ndarray] = {}
+    for shard, part in failed.rows.items():
+        arrays |= {f"{feature}/{shard}": array for feature, array in part.items()}
     names = in_parentheses(*failed.documents.some(MOST_NAMED, MOST_BYTES))
     try:
         content = io.BytesIO()
