@@ -161,6 +161,7 @@ def test_a_run_that_waits_for_its_last_save_hears_of_a_failure_once(
             start(checkpoints, 20)
             checkpoints.wait()
     assert len(repeated(caplog)) == 1  # of the first attempt
+    assert caplog.messages == repeated(caplog)  # the sentence itself was raised, and is not a line beside that
     caplog.clear()
     with (
         pytest.raises(KeyError),
