@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import signal
@@ -314,18 +315,25 @@ def test_a_thread_that_ends_without_a_word_is_a_failed_save(tmp_path: Path, monk
             checkpoints.wait()
 
 
+@pytest.mark.parametrize("question", [1, 2], ids=["before-it-merges", "before-the-name"])
 def test_a_save_that_was_given_up_commits_nothing_when_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    question: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage answers after the limit, when the run has said that the step cannot be saved."""
+    """The storage answers after the limit, when the run has said that the step cannot be saved.
+
+    It stands still in one of the questions whether the directory is still the run's.
+    """
     monkeypatch.setattr(saver, "STOP_SECONDS", 0.0)  # no time is left to remove what was written
     may_go_on = threading.Event()
     ended = threading.Event()
     commit_step = step_directory.commit_step
 
     def commit_late(attempt: step_directory.Attempt, data, known, may_commit: Callable[[], None]) -> None:
+        questions = itertools.count(1)
+
         def asked_late() -> None:
-            may_go_on.wait()
+            if next(questions) == question:
+                may_go_on.wait()
             may_commit()
 
         try:
