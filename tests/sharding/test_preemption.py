@@ -16,7 +16,7 @@ import pytest
 from limba.sharding import preemption
 from limba.sharding.preemption import SIGNALS, listening, stop_requests
 from tests.sharding.processes import ROOT, Processes
-from tests.waiting import wait_until
+from tests.waiting import Clock, wait_until
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -79,7 +79,6 @@ def test_a_second_sigint_ends_a_process_whose_step_does_not(tmp_path: Path) -> N
     with Processes(tmp_path, 1, odd_step=3) as processes:
         time.sleep(0.5)
         processes.send(signal.SIGINT, 0)
-        processes.send(signal.SIGINT, 0)  # sent on by a launcher: the same one
         with pytest.raises(subprocess.TimeoutExpired):
             processes.each[0].wait(1.0)
         processes.send(signal.SIGINT, 0)
@@ -87,6 +86,20 @@ def test_a_second_sigint_ends_a_process_whose_step_does_not(tmp_path: Path) -> N
     assert status == 130 and len(lines) == 2
     assert lines[0] == "SIGINT: the run saves after this step and ends; a second one ends it at once."
     assert lines[1].startswith("A second SIGINT ended the run at once; the same command resumes it")
+
+
+def test_a_sigint_that_a_launcher_sends_on_is_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two real ones that come at once the system may leave one out."""
+    clock = Clock()
+    ended: list[int] = []
+    monkeypatch.setattr(preemption, "time", clock)
+    monkeypatch.setattr(preemption, "_end", lambda _, status: ended.append(status))
+    listener = preemption.Listener()
+    listener.stage = "training"
+    for seconds, ends in ((0.0, []), (preemption.APART_SECONDS, []), (0.1, [preemption.INTERRUPTED])):
+        clock.now += seconds
+        listener._act(signal.SIGINT)
+        assert listener.asked and ended == ends
 
 
 def test_a_closed_terminal_asks_to_stop(tmp_path: Path) -> None:
