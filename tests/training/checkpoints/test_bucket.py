@@ -174,6 +174,12 @@ def remove_after_a_stop(*arguments):
     literal_names.remove_objects = remove
     stop()
     remove(*arguments)
+def list_after_a_stop(*arguments):
+    literal_names.objects_in = objects_in
+    stop()
+    return objects_in(*arguments)
+if moment == "listing":
+    objects_in, literal_names.objects_in = literal_names.objects_in, list_after_a_stop
 if moment in ("start", "removal"):
     remove, literal_names.remove_objects = literal_names.remove_objects, remove_after_a_stop
 if "arrays" in moment:
@@ -202,6 +208,7 @@ with lease.held("gs://bucket/run") as held:
     "moment",
     [
         pytest.param("start", marks=pytest.mark.night),
+        pytest.param("listing", marks=pytest.mark.night),
         pytest.param("removal", marks=pytest.mark.night),
         pytest.param("first arrays", marks=pytest.mark.slow),
         pytest.param("later arrays", marks=pytest.mark.night),
