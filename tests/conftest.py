@@ -42,6 +42,7 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+from limba.config import environment
 from tests import changed
 from tests.waiting import Patience
 
@@ -57,6 +58,7 @@ CHECKED = [
 ]
 install_import_hook(CHECKED, "beartype.beartype")
 
+environment.use_large_pages = lambda: None  # a command that a test calls would start pytest anew
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # An example may take as long as a busy machine needs for it.
 hypothesis.settings.register_profile(

@@ -32,8 +32,10 @@ COMMANDS = {
     ),
     "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face, or T5X's --gin files"),
 }
-# Commands that compute on devices: they take large pages of memory, and look for an accelerator that is not used.
+# Commands that compute on devices: they look for an accelerator that is not used.
 ON_DEVICES = ("train", "branch", "generate", "evaluate", "results", "play")
+# Commands that hold large arrays in the host's memory, where pages of 2 MiB save a quarter of a conversion's time.
+IN_LARGE_PAGES = (*ON_DEVICES, "convert", "merge")
 # What other programs call a command -> its name here.
 OTHER_NAMES = {
     "infer": "generate",
@@ -70,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         return program.exit_code(lambda _: print(help_text()), argv)
-    if argv[0] in ON_DEVICES:
+    if argv[0] in IN_LARGE_PAGES:
         environment.use_large_pages()
     return program.exit_code(_run, argv)
 

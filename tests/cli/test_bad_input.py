@@ -10,7 +10,7 @@ import pytest
 from limba.cli import flags, main
 from limba.cli.gin.statements import read
 from limba.cli.gin.tree import CLASSES
-from limba.config import InputError, environment
+from limba.config import InputError
 from limba.config.optimizer import fields_of
 from limba.tools.migrate.t5x.names import OURS
 
@@ -187,8 +187,7 @@ def test_scripts_refuse_what_they_do_not_know(script: str) -> None:
         (["inspect", "a.txt", "--gin.BATCH_SIZE=8"], ["--gin.BATCH_SIZE=8 is a flag of limba train"]),
     ],
 )
-def test_bad_commands(argv: list[str], parts: list[str], capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "use_large_pages", lambda: None)  # starts the process again
+def test_bad_commands(argv: list[str], parts: list[str], capsys) -> None:
     assert main.main(argv) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -75,7 +75,6 @@ def _counted() -> Iterator[None]:
 def workdir(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(shelf, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
 
     def started(*_: object, **__: object) -> None:
         raise Started

@@ -31,7 +31,6 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workdir)
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
 
 
 def run(*arguments: str) -> int:

@@ -37,7 +37,6 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "run"
 @pytest.fixture
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     shutil.copy(GOLDEN / "corpus.jsonl", tmp_path)
     (tmp_path / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
     return tmp_path

@@ -16,8 +16,7 @@ from limba.cli import main
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def help_of(command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
+def help_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
         main.main([*command, "--help"])
     assert ended.value.code in (0, None)
@@ -39,8 +38,8 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"\nversion: {limba.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = help_of(["status"], capsys, monkeypatch)
+def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = help_of(["status"], capsys)
     assert expected.startswith("usage: limba status ")
     with pytest.raises(SystemExit) as ended:
         main.main(["help", "status"])
@@ -64,10 +63,7 @@ def test_a_command_that_does_not_exist_names_the_nearest(typed: str, says: str, 
 
 
 @pytest.mark.parametrize("command", ["train", "preflight", "evaluate"])
-def test_a_gin_name_that_is_given_as_a_flag_is_named(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
+def test_a_gin_name_that_is_given_as_a_flag_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = main.main([command, "gin/demo.gin", "--batch_size=16"])
     assert status == (1 if command == "preflight" else 2)
     shown = capsys.readouterr()
@@ -85,7 +81,7 @@ def test_a_gin_name_that_is_given_as_a_flag_is_named(
     ],
 )
 def test_the_example_of_help_runs(command, makes, corpus: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    text = help_of([command], capsys, monkeypatch)
+    text = help_of([command], capsys)
     assert text.startswith(f"usage: limba {command} ")
     example = text.partition(f"\n    limba {command} ")[2].replace("\\\n", " ").partition("\n")[0]
     (tmp_path / "data").mkdir()

@@ -350,17 +350,13 @@ def test_a_host_alone_makes_a_token() -> None:
         (["tests/tiny.py"], "tests/tiny.py"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str],
-                                   monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
+def test_bad_input_is_one_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["play", *arguments]) == 2
     (sentence,) = capsys.readouterr().err.strip().splitlines()
     assert words in sentence
 
 
-def test_what_is_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
+def test_what_is_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     begun = recorded(tmp_path, 1, "begun")
     newer = recorded(tmp_path, 1, "newer")
@@ -375,9 +371,7 @@ def test_what_is_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
         assert words in sentence, (name, sentence)
 
 
-def test_a_port_in_use_is_refused_if_it_was_asked_for(capsys: pytest.CaptureFixture[str],
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
+def test_a_port_in_use_is_refused_if_it_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main.main(["play", "a", f"--port={port}"]) == 2

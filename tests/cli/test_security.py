@@ -36,7 +36,6 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "evil_package" / "tasks.py").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     yield tmp_path
     for name in ("evil_module", "evil_package", "evil_package.tasks"):
         sys.modules.pop(name, None)

@@ -29,7 +29,6 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "in.txt").write_text("".join(f"{pair['inputs']}\n" for pair in PAIRS))
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     return tmp_path
 
 

@@ -156,7 +156,6 @@ def test_all_commands_say_the_same(
     command: str, wrong: str, shelf: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(shelf)
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     path, _ = PATHS[wrong]
     expected = sentence_of(path)
     capfd.readouterr()

@@ -1,13 +1,24 @@
-"""Arrays are read while the ones before them are written."""
+"""Arrays are read while the ones before them are written, and arrays of any layout are copied."""
 
 import itertools
 import threading
 from collections.abc import Iterator
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from limba.config import InputError
-from limba.formats.names import read_ahead
+from limba.formats.names import STRIP, copy_to, read_ahead
+
+LAYOUTS = {
+    "in C order": lambda array: array,
+    "transposed": lambda array: array.T,
+    "rows of a transposed one": lambda array: array.T[1:-1],
+    "columns of a transposed one": lambda array: array.T[:, 1:-1],
+    "transposed and reversed": lambda array: array.T[::-1, ::-1],
+    "every second value": lambda array: array[::2, ::2],
+}
 
 
 def test_the_next_one_is_read_while_the_caller_writes() -> None:
@@ -53,3 +64,21 @@ def test_a_caller_that_fails_ends_the_reading() -> None:
     next(items)
     items.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(STRIP, STRIP), (3 * STRIP + 1, 2 * STRIP - 1), (3, 5), (STRIP, 3)])
+def test_a_copy_of_any_layout_has_its_values(shape: tuple[int, int], dtype: type, layout: str) -> None:
+    array = LAYOUTS[layout](np.arange(shape[0] * shape[1]).reshape(shape).astype(dtype))
+    out = np.full(array.shape, -1, dtype)
+    copy_to(array, out)
+    assert np.array_equal(out, array)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (0, 3), (2, 3, 4)])
+def test_a_copy_has_any_rank(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).random(shape).T
+    out = np.empty(array.shape)
+    copy_to(array, out)
+    assert np.array_equal(out, array)

@@ -33,7 +33,6 @@ def argv(tmp_path: Path, corpus: Path, *more: str) -> list[str]:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The configurations that came to the training, which here ends at once."""
     came: list[object] = []
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     ended = {"interrupted": False, "failed_exports": [], "step": 0}
     monkeypatch.setattr(limba.run, "train", lambda config, _: came.append(config) or ended)
     return came
@@ -52,10 +51,7 @@ def test_a_start_says_only_what_is_wrong(
 
 
 @pytest.mark.night
-def test_a_real_start_prints_nothing_of_it(
-    tmp_path: Path, corpus: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
+def test_a_real_start_prints_nothing_of_it(tmp_path: Path, corpus: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main.main(argv(tmp_path, corpus, "--gin.TRAIN_STEPS=2")) == 0
     assert "Preflight" not in "".join(capfd.readouterr())
     assert main.main(argv(tmp_path, corpus, "--gin.TRAIN_STEPS=4", "--gin.DROPOUT_RATE=0.2")) == 0

@@ -69,7 +69,6 @@ def assert_same(one: Path, other: Path, step: int) -> None:
 def test_a_branch_equals_the_run_and_resumes_itself(
     schedule: tuple[str, ...], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     run = tmp_path / "run"
     train = ["train", "gin/demo.gin", f"--gin.CORPUS={corpus}", f"--gin.MODEL_DIR={run}"]
     train += [f"--gin.{choice}" for choice in (*SMALL, *schedule)]

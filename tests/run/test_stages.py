@@ -92,9 +92,8 @@ def last_tokens(run: Path) -> dict[str, float]:
 @pytest.mark.night
 @pytest.mark.usefixtures("later")
 def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     whole = tmp_path / "whole"
     limba_(*flags(corpus, whole, "TRAIN_STEPS=7", STAGES))
     tokens = last_tokens(whole)
@@ -164,10 +163,7 @@ def ledger(run: Path, step: int) -> dict[int, tuple[object, ...]]:
 
 
 @pytest.mark.night
-def test_two_processes_change_the_stage_like_one(
-    corpus: Path, later: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
+def test_two_processes_change_the_stage_like_one(corpus: Path, later: Path, tmp_path: Path) -> None:
     one, two, alone = (tmp_path / name for name in ("one", "two", "alone"))
     same = (STAGES, "DROPOUT_RATE=0.0")  # each device draws its own
     program = ["-c", RUN, str(later), json.dumps(flags(corpus, two, "TRAIN_STEPS=4", *same))]

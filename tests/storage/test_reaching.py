@@ -146,11 +146,8 @@ def test_an_error_of_a_client_is_a_sentence(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     "name", ["VOCABULARY = 'gs://nobody/v.model'", "CORPUS = 'gs://nobody/*.txt'", "MODEL_DIR = 'gs://nobody/x'"]
 )
-def test_what_a_gin_file_names_is_asked_for_too(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_gin_file_names_is_asked_for_too(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Where the command line names no bucket."""
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     (tmp_path / "text.txt").write_text("".join(f"Line {number} of a text.\n" for number in range(1000)))
     values = {"VOCABULARY": "'byte'", "CORPUS": f"'{tmp_path}/text.txt'", "MODEL_DIR": f"'{tmp_path}/run'"}
     values.pop(name.partition(" ")[0])

@@ -246,10 +246,8 @@ def test_bad_input_is_one_sentence_before_any_work(
     flags: list[str],
     sentence: str,
     run: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     status = main.main(["branch", str(run), *(flag.format(run=run) for flag in flags)])
     errors = capsys.readouterr().err
     assert status == 2 and sentence.format(run=run) in errors and len(errors.splitlines()) == 1, errors

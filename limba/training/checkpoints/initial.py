@@ -15,7 +15,7 @@ from limba.config import ConfigError, InputError, ModelConfig, NoModelError, Run
 from limba.data.vocabulary.special_ids import SpecialIds, of_folder
 from limba.formats import huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_tokenizer import LAST_BYTE, extra_ids_in
-from limba.formats.names import Arrays
+from limba.formats.names import Arrays, copy_to
 from limba.formats.open import HUGGING_FACE, LIMBA, T5X, Opened, open_path
 from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.files import read_text
@@ -228,10 +228,10 @@ def stacked_layers(name: str, layers: range, read: Callable[[str], np.ndarray]) 
     """Returns these layers of a stack, read one after the other."""
     first = read(name.replace("/layers/", f"/layers_{layers[0]}/"))
     array = np.empty((len(layers), *first.shape), first.dtype)
-    array[0] = first
+    copy_to(first, array[0, ...])
     del first  # it may be a view of a whole block of layers, which the next ones replace
     for i, layer in enumerate(layers[1:], start=1):
-        array[i] = read(name.replace("/layers/", f"/layers_{layer}/"))
+        copy_to(read(name.replace("/layers/", f"/layers_{layer}/")), array[i, ...])
     return array
 
 
