@@ -8,7 +8,7 @@ from benchmarks import attention_blocks
 from limba.model.kernels import pallas_gpu
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_each_kernel_is_timed_in_other_blocks_and_keeps_its_own(capsys: pytest.CaptureFixture) -> None:
     before = pallas_gpu.Call.blocks
     small = ["--batch=1", "--length=32", "--heads=1", "--width=16", "--calls=1"]

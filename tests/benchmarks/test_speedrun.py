@@ -256,7 +256,7 @@ def board(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Path,
     return folder, flags
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_gives_a_curve_and_does_not_read_the_final_part(board: tuple[Path, list[str]], corpus: Path) -> None:
     folder, flags = board
     (of_run,) = results(folder).values()
@@ -285,6 +285,7 @@ def test_encoders_have_boards_of_their_own_and_equal_networks(name: str, tmp_pat
     assert names == {"de-d2": {"adafactor"}, "de-d2-encoder": {name, "masked"}}
 
 
+@pytest.mark.night
 def test_a_board_goes_on_where_it_was(
     board: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

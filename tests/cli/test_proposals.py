@@ -38,12 +38,10 @@ class Case(NamedTuple):
     in_bucket: bool = False
 
 
-LANDING = (
-    Case(3, "cpu", 1),
-    Case(3, "4090", 1),
-    Case(3, "t4", 7, "encoder"),
-)
+LANDING = Case(3, "4090", 1)
 CASES = (
+    Case(3, "cpu", 1),
+    Case(3, "t4", 7, "encoder"),
     *(Case(3, machine, 1) for machine in ("rtx2080ti", "rtx3060", "8xa100")),
     *(Case(30, machine, days) for machine in ("cpu", "rtx4090", "v4-8") for days in (1, 7)),
     *(Case(300, machine, days) for machine in ("rtx3090", "t4", "l40s") for days in (1, 30)),
@@ -165,11 +163,10 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", LANDING, ids=lambda case: f"{case.megabytes}-{case.machine}-{case.kind}")
 def test_a_proposal_passes_preflight_on_its_machine(
-    case: Case, texts: Callable[[int], str], workdir: Path, capsys: pytest.CaptureFixture[str]
+    texts: Callable[[int], str], workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judged(case, texts(case.megabytes), capsys)
+    judged(LANDING, texts(LANDING.megabytes), capsys)
 
 
 @pytest.mark.night

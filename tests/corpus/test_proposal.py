@@ -160,13 +160,8 @@ def test_seconds_that_were_timed_are_the_hours() -> None:
     assert any("timed here" in reason for reason in plan.reasons)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("t5", marks=pytest.mark.slow),
-        *(pytest.param(kind, marks=pytest.mark.night) for kind in ("lm", "encoder")),
-    ],
-)
+@pytest.mark.night
+@pytest.mark.parametrize("kind", ["t5", "lm", "encoder"])
 def test_the_step_of_a_proposal_runs_and_is_timed_on_this_machine(kind: str) -> None:
     proposer = Proposer(Asked(text(2e6), hardware("cpu"), 0.1, kind), quarter)
     config = proposer.config_of(proposer.proposal().plans[0])

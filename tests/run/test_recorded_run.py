@@ -74,7 +74,7 @@ def test_a_recorded_run_of_two_processes_is_resumed_by_two(tmp_path: Path) -> No
     check_resumes("run_of_two", 8, 16, processes=2, directory=tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_recorded_run_of_two_processes_is_resumed_by_one(tmp_path: Path) -> None:
     """What both have written is read by one."""
     check_resumes("run_of_two", 8, 16, processes=1, directory=tmp_path)

@@ -420,7 +420,7 @@ def in_python(dataset: Dataset) -> Dataset:
     return dataset.map(lambda document: document)
 
 
-@pytest.mark.parametrize("num_kept", [1, 5, 7])
+@pytest.mark.parametrize("num_kept", [1, 5])
 @pytest.mark.parametrize("num_shards", [1, NUM_SHARDS])
 @pytest.mark.parametrize("steps", [[], [preprocessor(in_python)]], ids=["tensorflow", "python after it"])
 def test_fewer_examples_an_epoch_than_leave_tensorflow_at_once(
@@ -428,13 +428,14 @@ def test_fewer_examples_an_epoch_than_leave_tensorflow_at_once(
 ) -> None:
     """The run was refused, since the examples waited until eight of them were there."""
     monkeypatch.setattr(shard_rows, "MOST_IN_TENSORFLOW", 150)
-    num_texts = 4_000 * num_shards
+    monkeypatch.setattr(shard_rows, "FETCHED_ROWS", 1)  # few epochs are read ahead of the batch
+    num_texts = 400 * num_shards
 
     def numbers(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         return tf.data.Dataset.range(num_texts)
 
     def few(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        kept = dataset.filter(lambda number: number // num_shards >= 4_000 - num_kept)
+        kept = dataset.filter(lambda number: number // num_shards >= 400 - num_kept)
         return kept.map(lambda number: dict.fromkeys(LENGTHS, tf.cast([number + 1], tf.int32)))
 
     task = task_of(numbers)
@@ -443,7 +444,7 @@ def test_fewer_examples_an_epoch_than_leave_tensorflow_at_once(
     with contextlib.closing(open_stream(task, LENGTHS, config, range(num_shards))) as stream:
         batch = next(stream)
     for shard in range(num_shards):
-        kept = [number * num_shards + shard + 1 for number in range(4_000 - num_kept, 4_000)]
+        kept = [number * num_shards + shard + 1 for number in range(400 - num_kept, 400)]
         expected = [*kept, *kept][:2]
         assert batch[shard]["targets"][:, 0].tolist() == expected
 
