@@ -219,6 +219,13 @@ def _has_accelerator() -> bool:
     return is_tpu_vm() or num_gpus() > 0
 
 
+def num_cores() -> int:
+    """Returns how many cores this process may use: in a job of Slurm often fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def num_gpus() -> int:
     """Returns how many GPUs this process may use, of NVIDIA or of AMD, without asking their driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):

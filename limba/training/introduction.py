@@ -1,6 +1,5 @@
 """What a run says and writes of itself before its first step: on the console, in its log and in its records."""
 
-import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -8,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import jax
 
 from limba import tool_registry
-from limba.config import RunConfig
+from limba.config import RunConfig, environment
 from limba.config.schedule import AUTO, AUTO_STEPS
 from limba.data import run_data
 from limba.model.kernels.choose import unfit
@@ -112,7 +111,7 @@ def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], nu
         "environment": {
             "devices": f"{num_devices} x {jax.devices()[0].device_kind}",
             "processes": jax.process_count(),
-            "cores of the first process": os.cpu_count(),
+            "cores of the first process": environment.num_cores(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "Python": platform.python_version(),
             **installed(PROGRAMS),

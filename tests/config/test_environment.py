@@ -50,6 +50,20 @@ def test_a_last_sentence_is_seen_while_imports_are_quiet() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "kept\n", "The end.\n")
 
 
+PINNED = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from limba.config import environment
+from limba.data.stream.ahead import num_threads
+print(environment.num_cores(), num_threads(num_shards=16))
+"""
+
+
+def test_cores_are_those_that_this_process_may_use() -> None:
+    """A job of four cores on a node of 128 does not read with 256 threads."""
+    assert subprocess.check_output([sys.executable, "-c", PINNED], text=True) == "1 2\n"
+
+
 def test_flags_for_gpus_are_known_to_xla_and_the_users_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA ends a process whose XLA_FLAGS has a flag that it does not know."""
     for name in (environment.GPU_FLAGS_SWITCH, environment.GPU_MEMORY[0]):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from limba.config import environment
 from limba.data.stream.shard import ROWS_AHEAD, Made, Shard, ShardPlace
 
 
@@ -16,7 +16,7 @@ def num_threads(num_shards: int, num_processes: int = 1) -> int:
 
     Two for each core, since each waits for the interpreter.
     """
-    return max(1, min(num_shards, 2 * (os.cpu_count() or 1) // num_processes))
+    return max(1, min(num_shards, 2 * environment.num_cores() // num_processes))
 
 
 class Ahead:

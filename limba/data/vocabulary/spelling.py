@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import sentencepiece
 
-from limba.config import InputError
+from limba.config import InputError, environment
 from limba.data.vocabulary.addresses import address_of
 from limba.data.vocabulary.sentinels import BYTE_SENTINELS, SENTINEL, has_byte_sentinels
 from limba.data.vocabulary.shifted import StreamVocabulary, published_of
@@ -50,7 +49,7 @@ def encoder(vocabulary: Vocabulary) -> Callable[[Sequence[bytes]], list[np.ndarr
 @functools.cache
 def _threads() -> sentencepiece.ThreadPool:
     """Returns threads for all shards' texts; without them each call would start and end one of its own."""
-    return sentencepiece.ThreadPool(min(os.cpu_count() or 1, 16))
+    return sentencepiece.ThreadPool(min(environment.num_cores(), 16))
 
 
 def has_dummy_space(vocabulary: Vocabulary, pieces: Sequence[bytes]) -> bool:

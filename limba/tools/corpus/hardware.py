@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple, Protocol
 
 from limba.api import find_tool
@@ -109,7 +108,7 @@ class Hardware(NamedTuple):
 
 
 def _cores_in_words() -> str:
-    cores = len(os.sched_getaffinity(0))
+    cores = environment.num_cores()
     return f"{cores} core{'' if cores == 1 else 's'}"
 
 

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from limba.config import RunConfig
+from limba.config import RunConfig, environment
 from limba.training.metrics.records import duration
 
 
@@ -21,7 +21,7 @@ def waiting_advice(num_steps: int, data_wait: float, num_processes: int) -> str:
     >>> waiting_advice(9, 0.5, 1) or waiting_advice(100, 0.09, 1) or waiting_advice(100, 0.5, 1_000)
     ''
     """
-    num_cores = os.cpu_count() or 1
+    num_cores = environment.num_cores()
     if num_steps < 10 or data_wait < 0.1 or num_processes >= num_cores:
         return ""
     return (

@@ -184,7 +184,7 @@ def _devices(data: Data) -> Iterator[Line]:
     """Yields this machine's devices, and whether jax has their packages and is told to use them."""
     tpu = machine.is_tpu_vm()
     gpus = machine.num_gpus()
-    data |= {"tpu": tpu, "gpus": gpus, "cores": os.cpu_count()}
+    data |= {"tpu": tpu, "gpus": gpus, "cores": machine.num_cores()}
     if tpu:
         devices = "a Cloud TPU"
     elif gpus:
@@ -196,7 +196,7 @@ def _devices(data: Data) -> Iterator[Line]:
         words, name = absent
         yield Line("error", f"This machine has {words}, and jax has no packages for it.", f"{SETUP} {name}", "packages")
     else:
-        yield Line("ok", f"Devices: {devices}; {os.cpu_count()} cores, {_gib(_memory())} of memory.")
+        yield Line("ok", f"Devices: {devices}; {machine.num_cores()} cores, {_gib(_memory())} of memory.")
     chosen = os.environ.get("JAX_PLATFORMS", "")
     if chosen.split(",")[0] == "cpu" and (tpu or gpus):
         text = f"JAX_PLATFORMS is {chosen}, so {devices} stays unused in a run of this shell."

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from limba.config.environment import num_cores
 from limba.tools.preflight.checks.environment import SETUP, environment, room
 from limba.tools.preflight.checks.verdict import Line, Section
 
@@ -65,7 +66,7 @@ def devices() -> Section:
 
 def machine() -> Section:
     """Returns the findings about cores, memory, open files and tools."""
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _cgroup_limit()
     usable = min(memory, limit) if limit else memory

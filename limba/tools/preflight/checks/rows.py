@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from limba.api import RunData, flops_per_sequence
-from limba.config import RunConfig
+from limba.config import RunConfig, environment
 from limba.config.speed import LEAST_STEP_SECONDS
 from limba.tools.preflight.checks.findings import logged, shorter
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
@@ -176,7 +175,7 @@ def _speed(
     data["tokens_per_cpu_second"] = of_core
     data["tokens_per_second_of_one_shard"] = by_clock
     text = f"Reading: {of_core / 1e6:.2f} million tokens per second of one core of this machine"
-    text += f" ({os.cpu_count()} cores), {by_clock / 1e6:.2f} million by the clock from one data shard"
+    text += f" ({environment.num_cores()} cores), {by_clock / 1e6:.2f} million by the clock from one data shard"
     if chips is None or not chips.peak_flops or wanted_tokens(config, chips, real) == 0:
         yield Line("ok", f"{text}.")
         return

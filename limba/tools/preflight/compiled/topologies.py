@@ -53,7 +53,7 @@ class Topology:
     def speed(self) -> speed.Speed | None:
         """What all devices do a second; None where their peak is not known. A CPU's devices share its cores."""
         if self.platform == "cpu":
-            return speed.of_cores(len(os.sched_getaffinity(0)))
+            return speed.of_cores(environment.num_cores())
         if not self.peak_flops:
             return None
         memory = 0.0 if self.chip is None else self.chip.gb_per_second * 1e9
