@@ -35,6 +35,7 @@ def test_a_part_is_run_once_and_a_failure_is_told(tmp_path: Path, monkeypatch: p
     assert card.main(flags) == 0 and left.read_text() == "xx"
 
 
+@pytest.mark.slow
 def test_a_command_over_the_call_s_time_is_left_for_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,6 +238,7 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
     return said.out, "".join(line for line in said.err.splitlines(True) if not line.startswith("--max_tokens ended"))
 
 
+@pytest.mark.slow
 def test_a_t5_that_has_learned_only_gaps_fills_those_of_a_prompt(
     workdir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

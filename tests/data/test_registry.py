@@ -97,6 +97,7 @@ def test_what_is_registered_now_is_in_both() -> None:
     assert isinstance(provider, Task) and not isinstance(provider, Mixture) and isinstance(made, Task)
 
 
+@pytest.mark.slow
 def test_a_user_s_module_may_register_a_task_before_it_imports_seqio(tmp_path: Path) -> None:
     """Of the finders that are there while it is imported, one asks all the others."""
     (tmp_path / "mine.py").write_text(

@@ -33,6 +33,7 @@ def write(workdir: Path, corpus: Path, vocabulary: Path):
     return write
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_on_its_validation_text_and_the_pairs_of_its_language(workdir, write, capsys) -> None:
     write()
     (workdir / "data" / "eng").mkdir(parents=True)

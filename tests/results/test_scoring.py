@@ -353,6 +353,7 @@ def hybrid(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatch, capsys) -> None:
     """As GPT-BERT's authors report them: a causal and a masked one, each in the row of its measure."""
     monkeypatch.chdir(tmp_path)

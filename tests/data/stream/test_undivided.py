@@ -396,6 +396,7 @@ def test_a_source_of_which_preprocessors_keep_nothing_is_one_sentence(
     assert least <= num_read <= least + 1_024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, NUM_SHARDS])
 @pytest.mark.parametrize("source", [Function(), of_known_size], ids=["function", "size"])
 def test_the_first_row_may_come_at_the_end_of_an_epoch(
@@ -449,6 +450,7 @@ def test_fewer_examples_an_epoch_than_leave_tensorflow_at_once(
         assert batch[shard]["targets"][:, 0].tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drops_all", [False, True])
 def test_a_run_goes_on_where_one_shard_has_an_example(drops_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few documents of an endless function are kept, by Python too: one shard may have none for long."""
