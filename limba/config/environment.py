@@ -28,8 +28,8 @@ VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
 }
-# Large pages for the arrays of a step on a CPU. Each step allocates its memory again, and to touch that in pages of
-# 4 kB cost a fifth of the step. glibc reads this only when a process starts.
+# Large pages for the arrays of a step on a CPU, or of a conversion. Each step allocates its memory again, and to touch
+# that in pages of 4 kB cost a fifth of the step. glibc reads this only when a process starts.
 LARGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # What helps where a step exchanges data between GPUs, by jaxlib 0.10's names (an unknown flag of XLA would end the
 # process; a test lets XLA read it). LIMBA_GPU_FLAGS=0 sets nothing. Not measured here on several GPUs. The sources:
