@@ -46,6 +46,7 @@ GPU_IS_SHARED = ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
 # Clients of buckets log each attempt of a request with its traceback; Limba says in a line what came of all attempts.
 BUCKET_CLIENTS = ("gcsfs", "fsspec", "aiohttp", "asyncio")
+OBJECTS_COLLECTED = 10_000  # made since the last collection of garbage; Python's own number is 700
 _ENDS = threading.Lock()  # never released
 _BUFFERED: list[int] = []  # the console, inside `quiet_imports`
 
@@ -156,7 +157,8 @@ def use_large_pages() -> None:
 def quiet_imports() -> Iterator[None]:
     """Buffers stderr inside the context, then writes all of it except TensorFlow's start-up notes.
 
-    Garbage collection, a quarter of the import time, is off inside; objects made inside are never searched.
+    Garbage collection, a quarter of the import time, is off inside; objects made inside are never searched. After it,
+    garbage is collected more rarely: thousands of documents are on their way to a batch, and none is in a cycle.
     """
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -172,6 +174,7 @@ def quiet_imports() -> Iterator[None]:
                 gc.enable()
             if not gc.get_freeze_count():
                 gc.freeze()
+                gc.set_threshold(OBJECTS_COLLECTED, *gc.get_threshold()[1:])
             sys.stderr.flush()
             _BUFFERED.remove(stderr)
             os.dup2(stderr, 2)

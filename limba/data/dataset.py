@@ -29,7 +29,7 @@ CHOICES = 1024  # of a mixture that are drawn at once
 ROWS_PER_BLOCK = 32  # that are made at once
 FEWER_ROWS = 8  # the same in a mixture of more than MANY_TASKS, since each task and shard holds a block
 MANY_TASKS = 16
-MOST_GROUPS = 16  # of documents that are tokenized in one call
+MOST_GROUPS = 32  # of documents that are tokenized in one call
 
 
 def rows_per_block(num_tasks: int) -> int:

@@ -221,8 +221,9 @@ class RunData:
         """
         (part,) = self.parts
         if isinstance(part.source, UnitSource):
-            elements = Elements(part.source.elements(documents), dict.fromkeys(part.source.keys, TEXT))
-            dataset = examples_of(part, lengths, elements, Draws(seed))
+            elements = [element for document in documents for element in part.source.elements(document)]
+            texts = Elements(elements, dict.fromkeys(part.source.keys, TEXT))
+            dataset = examples_of(part, lengths, texts, Draws(seed))
         else:
             dataset = _of_seqio(part, lengths, split, seed)
         names = [name for name in FEATURES if name in dataset.spec]

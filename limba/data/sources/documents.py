@@ -93,8 +93,9 @@ class _OpenPart:
             if chosen is None:
                 return None
             self._documents = []
+            elements = self._share.source.elements
             for row, text in chosen:
-                for piece, element in enumerate(self._share.source.elements([text])):
+                for piece, element in enumerate(elements(text)):
                     self._documents.append((row, piece, element))
         self.given += 1
         return self._documents[self.given - 1]
@@ -169,7 +170,9 @@ class Documents(Dataset):
                 num_empty = 0
                 epochs = share.epochs(epoch, num_read, following - num_open)
                 document = Document(reading.task, part.part.unit, part.chunk, row, piece, epochs)
-                counts[3 * slot : 3 * slot + 3] = (part.number, part.chunk, part.given)
+                counts[3 * slot] = part.number
+                counts[3 * slot + 1] = part.chunk
+                counts[3 * slot + 2] = part.given
                 after = {"epoch": number, "read": num_read, "next": following, "turn": turn, "open": tuple(counts)}
                 yield Item(element, (document,), after)
             # The next epoch begins with its first part, and with all slots closed.

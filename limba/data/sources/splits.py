@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from limba.config import ConfigError, InputError
@@ -451,14 +451,14 @@ class Splits:
         sizes = tuple(map(sum, chunks))
         return Counts(sizes, tuple(chunks), num_pieces=num_pieces) if sum(sizes) else None
 
-    def elements(self, texts: Iterable[bytes]) -> list[dict[str, bytes]]:
-        """Returns {feature: text} of the documents' pieces."""
-        return [self._element(piece) for text in texts for piece in self.pieces(text)]
-
-    def _element(self, piece: bytes) -> dict[str, bytes]:
-        if len(self.keys) == 1:
-            return {self.keys[0]: piece}
-        return dict(zip(self.keys, piece.split(columns.FIELD_SEPARATOR), strict=True))
+    def elements(self, text: bytes) -> list[dict[str, bytes]]:
+        """Returns {feature: text} of a document's pieces."""
+        if len(self.keys) > 1:
+            return [dict(zip(self.keys, text.split(columns.FIELD_SEPARATOR), strict=True))]
+        (key,) = self.keys
+        if 0 < len(text) <= PIECE_BYTES:  # nearly every document: no list of its pieces is made
+            return [{key: text}]
+        return [{key: piece} for piece in self.pieces(text)]
 
     def document(self, split: str, unit: int, chunk: int, row: int) -> tuple[str, int, bytes]:
         """Returns (name of the unit, number in it, text) of a document that `Documents` has read.

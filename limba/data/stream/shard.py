@@ -36,7 +36,10 @@ FETCHED_ROWS = 32  # rows that are made at once
 ROWS_AHEAD = 64  # of a shard, at least a batch
 MOST_WITHOUT_ROW = 10_000  # documents of which preprocessors make none
 MOST_IN_TENSORFLOW = 100_000  # the same in TensorFlow, whose preprocessors may hold examples back to shuffle them
-MOST_TOKENS_AT_ONCE = 1 << 17  # of a shard, that one call of the tokenizer makes: half a MiB
+# That one call of the tokenizer makes for a shard, and for all shards of a run together where these are few: each call
+# finds the tokenizer's tables out of the processor's cache, and too many tokens at once fill it.
+MOST_TOKENS_AT_ONCE = 1 << 17
+TOKENS_OF_ALL_SHARDS = 1 << 18
 
 
 class ShardPlace(NamedTuple):
@@ -184,7 +187,8 @@ class Recipe:
     def _tokens_at_once(self) -> int:
         """The tokens that one call of the tokenizer makes for a task in a shard: about those of the next batches."""
         num_rows = max(ROWS_AHEAD, self.config.rows_per_shard)
-        return min(num_rows * sum(self.lengths.values()), MOST_TOKENS_AT_ONCE) // len(self.parts)
+        of_rows = min(num_rows * sum(self.lengths.values()), MOST_TOKENS_AT_ONCE)
+        return max(of_rows, TOKENS_OF_ALL_SHARDS // self.config.num_shards) // len(self.parts)
 
     @functools.cached_property
     def _examples_made(self) -> defaultdict[str, threading.Event]:
