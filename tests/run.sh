@@ -61,6 +61,10 @@ if $whole; then # beside the tests, whose processes do not always use both cores
   .venv/bin/pyright >"$types" 2>&1 &
   checked=$!
 fi
+if $landing; then # the other Python's packages come meanwhile; what fails is said below, where its tests run
+  bash tests/other_python.sh 3.12 --collect-only -q >/dev/null 2>&1 &
+  prepared=$!
+fi
 if $stress; then busy; fi
 tests ${chosen[@]+"${chosen[@]}"} ${arguments[@]+"${arguments[@]}"}
 if $whole; then
@@ -68,6 +72,7 @@ if $whole; then
   cat "$types"
 fi
 if $landing; then # the wheel of torch that the tests above need is for 3.11 alone
+  wait "$prepared" || :
   mapfile -t core < <(grep -rlE 'mark\.(core|short_run)' tests --include='test_*.py')
   bash tests/other_python.sh 3.12 -m "core or short_run" "${core[@]}" || failed=1 # without a 3.12, 77: not tested, so red
 fi

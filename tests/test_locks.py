@@ -177,6 +177,7 @@ def asked_by_setup(tree: Path, *parts: str) -> list[list[str]]:
     return [json.loads(line)[2:] for line in asked.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
     first = asked_by_setup(tree, "cuda", "tests")
     files = [Path(arguments[-1]).name for arguments in first]

@@ -35,7 +35,7 @@ def test_a_part_is_run_once_and_a_failure_is_told(tmp_path: Path, monkeypatch: p
     assert card.main(flags) == 0 and left.read_text() == "xx"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_command_over_the_call_s_time_is_left_for_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +58,7 @@ def test_a_command_over_the_call_s_time_is_left_for_the_next_call(
     assert card._run(whole, "part", runs, device, seconds=0.0)
 
 
+@pytest.mark.slow
 def test_an_unknown_part_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--parts has bas; did you mean base.*the parts are base, torch"):
         card.main([f"--output={tmp_path}", "--parts=bas", "--dry_run"])

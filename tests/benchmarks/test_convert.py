@@ -33,6 +33,7 @@ for size in (150, 450):
 """
 
 
+@pytest.mark.night
 def test_the_memory_of_a_process_is_measured() -> None:
     # In a process of its own, as by the command: one that is started counts what its parent held.
     done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)

@@ -26,7 +26,7 @@ def workdir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_faults_that_no_test_sees_survive_and_the_text_is_as_before(workdir: Path) -> None:
     survivors = mutate.survivors(workdir, "module.py", ["test_module.py"], 12, 0)
     assert survivors == (4, ["module.py:7: -x -> (x)"])  # 2 / x, 2, 3 * x are seen

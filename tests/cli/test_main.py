@@ -154,6 +154,7 @@ def test_the_wheel_holds_limba_alone(wheel: Path) -> None:
         assert "limba = limba.cli.main:script" in file.read(scripts).decode()
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_finds_its_gin_files_and_tasks_from_anywhere(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     (tmp_path / "mine").mkdir()

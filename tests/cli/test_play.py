@@ -134,6 +134,7 @@ def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: l
         pytest.param({"sample": True}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_text_is_seen_while_it_is_written(fields: dict[str, Any], players: list[Player]) -> None:
     model = players[1]._trained  # which has traced what other tests ask for
     seen = list[list[int]]()
@@ -500,6 +501,7 @@ def test_what_one_does_on_the_page(players: list[Player], tmp_path: Path, monkey
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, "the page is wider than the screen"
 
 
+@pytest.mark.slow
 def test_gaps_are_filled_as_in_python_and_pieces_of_others_are_not_shown(players: list[Player], run: Path) -> None:
     with serving(players) as server:
         status, answer = asked(server, "/api/fill", {"model": "run, step 9", "text": TEXT, "top": 3})

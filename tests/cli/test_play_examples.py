@@ -53,6 +53,7 @@ def test_an_encoder_fills_and_does_not_write(vocabulary: Path, tmp_path: Path) -
         assert status == 400 and "encoder" in answer["error"]
 
 
+@pytest.mark.slow
 def test_a_language_model_continues_its_prompt(tmp_path: Path) -> None:
     write_run(tmp_path / "lm", dataclasses.replace(tiny.LANGUAGE_MODEL, vocab_size=384), steps=(3,))
     player = Player("lm", limba.load(tmp_path / "lm", vocabulary="byte"))

@@ -152,6 +152,7 @@ def test_the_next_port_is_taken_if_none_was_asked_for(tmp_path: Path) -> None:
     assert line.startswith("Open http://127.0.0.1:80") and ":8000/" not in line, line
 
 
+@pytest.mark.slow
 def test_a_report_needs_neither_jax_nor_tensorflow(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     code = (

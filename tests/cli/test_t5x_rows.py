@@ -143,6 +143,7 @@ def value_of(batch):
         pytest.param("c_dec_c4_span_corruption", False, marks=pytest.mark.night),
     ],
 )
+@pytest.mark.slow
 def test_rows_of_each_layout_are_those_of_seqios_converter(name, pack, tmp_path, t5x, register):
     run = BIGSCIENCE[f"{name}.gin"]
     config = config_of(run, tmp_path, t5x)

@@ -53,6 +53,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("convert", "OUT/step_10/model.safetensors"),
     ],
 )
+@pytest.mark.slow
 def test_the_example_of_help_runs(command: str, makes: str, workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main.main([command, "--help"])

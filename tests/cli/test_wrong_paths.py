@@ -152,6 +152,7 @@ def test_a_copy_of_the_hub_without_weights_is_named(shelf: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("command", "wrong"), list(cases()))
+@pytest.mark.slow
 def test_all_commands_say_the_same(
     command: str, wrong: str, shelf: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1
         read_timeout_seconds=st.integers(1, 9) | st.floats(0.1, 1e6),
     )
 )
+@pytest.mark.slow
 def test_any_data_come_back_the_same(data: DataConfig) -> None:
     model = tiny.MODEL if data.sequence_length is None else tiny.LANGUAGE_MODEL
     run = RunConfig(model, data, "run", 10)

@@ -142,6 +142,7 @@ def _targets(examples: Iterable[Mapping[str, np.ndarray]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", TWO_PLACES)
+@pytest.mark.slow
 def test_a_preprocessor_reads_its_data_set_at_two_places(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +312,7 @@ def test_a_step_in_python_keeps_what_is_of_one_shard(tmp_path: Path, vocabulary:
         assert [example["targets"][0] for example in examples] == list(range(20))
 
 
+@pytest.mark.slow
 def test_examples_leave_as_they_are_and_from_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts, vectors, matrices, numbers: with their dtypes and shapes, empty ones too, after a resume at any place."""
     monkeypatch.setattr(datasets, "CHECKPOINT_SECONDS", 0.0)

@@ -375,6 +375,7 @@ def as_it_is(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 @pytest.mark.parametrize("steps", [[], [as_it_is]], ids=["plain", "tensorflow"])
+@pytest.mark.slow
 def test_documents_of_a_function_are_named_by_their_numbers(steps: list) -> None:
     """Over several epochs, of which the shards have 45 documents each; packed, as span corruption makes its rows.
 

@@ -198,6 +198,7 @@ def test_features_shift_in_a_row_or_inside_each_segment_and_weigh_no_padding():
 
 
 @pytest.mark.parametrize("attention", ["einsum", "memory_efficient"])
+@pytest.mark.slow
 def test_packed_examples_cost_what_they_cost_alone(attention):
     made = examples(40, seed=3)
     model = Network(tiny.model(attention=attention, num_encoder_layers=1, num_decoder_layers=2))

@@ -335,6 +335,7 @@ def test_mixtures_follow_their_rates_and_resume(config, tmp_path, monkeypatch):
     assert rates.get_rate(rates.tasks[0]) == rates.get_rate(rates.tasks[1]) > 0
 
 
+@pytest.mark.slow
 def test_a_task_is_read_from_its_offline_cache(config, tmp_path):
     def from_nowhere(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         raise AssertionError("the source is not read where there is a cache")

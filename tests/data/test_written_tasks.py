@@ -85,6 +85,7 @@ def test_a_function_that_fails_is_one_sentence():
     )
 
 
+@pytest.mark.slow
 def test_a_module_of_2022_calls_todays_datasets(tmp_path):
     """By each of the ways, at its import and later; the rest of the process finds today's `datasets`."""
     (tmp_path / "corpus").mkdir()
@@ -164,6 +165,7 @@ def test_seqio_is_the_pinned_one_beside_t5():
             version(package)
 
 
+@pytest.mark.slow
 def test_files_replace_a_source_of_strings(tmp_path, monkeypatch):
     """Inputs have no end of sequence, since the task registers only targets: as in T5X."""
     monkeypatch.syspath_prepend(str(THEIRS))

@@ -55,6 +55,7 @@ def encoder(config=None, **changes):
         pytest.param("modern, untied", marks=pytest.mark.night),
     ],
 )
+@pytest.mark.slow
 def test_transformers_gives_our_logits_and_the_way_back_is_exact(shape, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
     shape_fields = SHAPES[shape]

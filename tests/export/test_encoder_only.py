@@ -26,6 +26,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.slow
 def test_transformers_gives_the_states_and_the_vectors(shape, vocabulary, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
     arrays = write_run(tmp_path / "run", tiny.model(**SIZES, **SHAPES[shape]))[5]

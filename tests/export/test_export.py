@@ -89,6 +89,7 @@ def equal(view, arrays):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_transformers_gives_our_logits_and_the_way_back_is_exact(family, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
     config = config_of(family, **({"vocab_size": 384} if family == "byt5" else {}))
@@ -133,6 +134,7 @@ def test_a_language_model_gets_no_sentinels(tmp_path):
     assert name.extra_ids == 0 and vocabulary.vocab_size == 259
 
 
+@pytest.mark.slow
 def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
     stored = t5x.open_checkpoint(legacy / "checkpoint_3")
     arrays = {name.removeprefix("target/"): stored[name] for name in stored if name.startswith("target/")}
@@ -339,6 +341,7 @@ def test_a_folder_in_a_bucket_is_what_the_newest_command_asks_for(tmp_path, monk
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+@pytest.mark.slow
 def test_a_new_card_in_a_bucket_keeps_the_formats_and_the_proof(tmp_path, monkeypatch):
     write_run(tmp_path / "run", config_of("t5_1_1", vocab_size=384))
     with emulated(monkeypatch) as server:

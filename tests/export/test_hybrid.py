@@ -50,6 +50,7 @@ def test_it_is_exported_as_a_proved_language_model_and_a_proved_encoder(run):
     assert not (run[2] / "modules.json").exists()
 
 
+@pytest.mark.slow
 def test_each_file_of_the_export_is_one_that_a_newer_upload_removes(run):
     names = {str(path.relative_to(run[2])) for path in run[2].rglob("*") if path.is_file()}
     assert "encoder/1_Pooling/config.json" in names

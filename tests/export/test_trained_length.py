@@ -63,6 +63,7 @@ def test_an_encoders_vectors_of_a_long_text_are_those_of_its_run(tmp_path, corpu
     assert read(again, "tokenizer_config.json")["model_max_length"] == 48
 
 
+@pytest.mark.slow
 def test_a_t5s_inputs_are_cut_as_in_its_run(tmp_path, corpus, vocabulary) -> None:
     folder = run_of(
         tmp_path / "run",
@@ -104,6 +105,7 @@ def test_a_model_that_continues_on_shorter_rows_still_reads_what_it_has_read(tmp
     assert length_of(48, None) == 48, "only the tokenizer is another model's"
 
 
+@pytest.mark.slow
 def test_a_score_of_a_cut_target_is_of_the_bytes_that_were_read(tmp_path, vocabulary, caplog) -> None:
     write_run(tmp_path / "run", tiny.model(**SMALL, num_encoder_layers=1))
     model = load(tmp_path / "run", vocabulary=str(vocabulary))

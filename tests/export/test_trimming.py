@@ -198,6 +198,7 @@ def check_style(style: tuple[str, bool, str], tmp_path: Path, english: list[str]
 
 @pytest.mark.usefixtures("styles")
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.slow
 def test_a_folder_gives_the_same_ids_states_and_text(style, tmp_path, english, others) -> None:
     check_style(style, tmp_path, english, others)
 
@@ -209,6 +210,7 @@ def test_other_folders_do_so_too(style, tmp_path, english, others) -> None:
     check_style(style, tmp_path, english, others)
 
 
+@pytest.mark.slow
 def test_a_sentencepiece_model_is_cut_with_its_sentinels(t5, spiece, tmp_path, english, others) -> None:
     result = trimmed(t5, tmp_path / "after", english, others)
     assert check_ids(t5, tmp_path / "after", [*english, *others]) >= DOCUMENTS
@@ -253,6 +255,7 @@ def piece(model: limba.TrainedModel, number: int) -> str:
     return model.vocabulary.tokenizer.IdToPiece(int(number))
 
 
+@pytest.mark.slow
 def test_a_run_and_a_t5x_checkpoint_become_a_start(t5, spiece, tmp_path, english, others) -> None:
     import_folder(t5, tmp_path / "run")
     result = trimmed(tmp_path / "run", tmp_path / "smaller", english, others)
@@ -497,6 +500,7 @@ def test_each_file_of_a_tokenizer_is_compared_by_its_own_library(spiece, tmp_pat
         trimming._check_files(tmp_path / "before", tmp_path / "after", kept, texts)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_compared_without_its_weights(t5, tmp_path, english) -> None:
     (tmp_path / "en.txt").write_text("\n".join(english))
     shutil.copytree(t5, tmp_path / "served/me/t5/main")

@@ -125,6 +125,7 @@ def check_cut(old: dict, new: dict, rows: np.ndarray) -> list[str]:
 
 
 @pytest.mark.parametrize("name", EXACT)
+@pytest.mark.slow
 def test_averages_of_single_weights_are_cut_to_the_bit(name, corpus, vocabulary, tmp_path) -> None:
     config = EXACT[name]
     before = saved_run(tmp_path / "run", config, corpus, vocabulary)
@@ -157,6 +158,7 @@ def test_averages_of_single_weights_are_cut_to_the_bit(name, corpus, vocabulary,
 
 
 @pytest.mark.parametrize("name", ["adafactor", pytest.param("muon", marks=pytest.mark.night)])
+@pytest.mark.slow
 def test_means_over_a_matrix_begin_anew_and_are_named(name, corpus, vocabulary, tmp_path) -> None:
     saved_run(tmp_path / "run", FACTORED[name], corpus, vocabulary)
     result = trimmed(tmp_path / "run", tmp_path / "smaller", corpus)

@@ -402,6 +402,7 @@ def test_a_key_that_is_read_gives_the_logits_of_transformers(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("t5", marks=pytest.mark.slow), "gpt2"])
+@pytest.mark.slow
 def test_keys_that_say_something_together_give_the_logits_of_transformers(kind, tmp_path):
     """Other names, activations with a gate of their own, scores that are scaled by layer: one class of each layout."""
     with jax.disable_jit():

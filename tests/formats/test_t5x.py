@@ -114,6 +114,7 @@ def test_the_optimizer_goes_on_where_it_can(legacy, reference):
     jax.tree.map(np.testing.assert_array_equal, reset.params, state.params)
 
 
+@pytest.mark.slow
 def test_factored_averages_mean_what_optax_means(tmp_path):
     """After one step they are means of the squared gradient, by T5X's definition along the width and across it."""
     config = tiny.model(emb_dim=128, mlp_dim=256, num_heads=4, head_dim=32, vocab_size=256)

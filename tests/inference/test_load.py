@@ -74,6 +74,7 @@ def test_every_kind_of_path_gives_the_same_logits(run: Path, hub_id: str) -> Non
         limba.load(run, step=8)
 
 
+@pytest.mark.slow
 def test_scores_and_vectors_do_not_depend_on_the_batch(run: Path) -> None:
     model = limba.load(run, vocabulary="byte")
     scores = model.score(PAIRS)
@@ -94,6 +95,7 @@ def test_scores_and_vectors_do_not_depend_on_the_batch(run: Path) -> None:
     np.testing.assert_allclose(together[0], states[0].mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_generated_text_follows_its_fields(run: Path) -> None:
     model = limba.load(run, vocabulary="byte")
     texts = [pair[0] for pair in PAIRS]
@@ -130,6 +132,7 @@ def test_a_language_model_continues_scores_and_encodes(tmp_path: Path) -> None:
     assert again.vocabulary.encode("ab") == model.vocabulary.encode("ab")
 
 
+@pytest.mark.slow
 def test_a_prefix_lm_reads_prompts_as_it_learned_to(tmp_path: Path) -> None:
     """Logits, likelihood and greedy text of a prompt equal those from the rows that training makes, mask included."""
     network = tiny.language_model(vocab_size=384, num_decoder_layers=2)
@@ -239,6 +242,7 @@ def test_names_are_public_and_importing_them_loads_no_library(tmp_path: Path) ->
     assert limba.train is module.train and limba.run is module, "no module hides the function"
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_on_python_runs(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

@@ -415,6 +415,7 @@ def compare_vectors(ours, model, theirs) -> None:
 
 
 @pytest.mark.parametrize(("kind", "style"), LANDING)
+@pytest.mark.slow
 def test_a_folder_gives_what_it_gives_in_transformers(kind: str, style: str, tmp_path: Path) -> None:
     compare(tmp_path, kind, style)
 
@@ -425,6 +426,7 @@ def test_every_folder_gives_what_it_gives_in_transformers(kind: str, style: str,
     compare(tmp_path, kind, style)
 
 
+@pytest.mark.slow
 def test_roles_of_generation_are_those_of_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The decoder's start, several ends, suppressed ids; config.json counts where targets are given."""
     tokenizer = folders.generic("unigram")
@@ -457,6 +459,7 @@ def test_roles_of_generation_are_those_of_its_file(tmp_path: Path, caplog: pytes
         limba.load(tmp_path).generate(["a"])
 
 
+@pytest.mark.slow
 def test_the_search_that_a_file_asks_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """No n-gram twice is the default of its folder; beams are the caller's choice, and the log says so."""
     tokenizer = folders.generic("unigram")

@@ -27,6 +27,7 @@ def lint(*command: str, text: str | None = None) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_shell_scripts_pass_shellcheck() -> None:
     assert {"pod.sh", "pod_worker.sh", "setup.sh", "convert.sh", "run.sh"} <= {path.name for path in SCRIPTS}
     lint(linter("shellcheck"), "--external-sources", *map(str, SCRIPTS))

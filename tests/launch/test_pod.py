@@ -252,6 +252,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_run_is_of_the_commit_that_is_here(laptop: Path) -> None:
     make_pod(laptop)
     checkout = laptop / "checkout"
@@ -387,6 +388,7 @@ def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:
     assert actions == ["queued-resources create", "queued-resources delete", "queued-resources create"]
 
 
+@pytest.mark.slow
 def test_watch_resumes_the_commit_of_the_run(laptop: Path) -> None:
     """Whatever is checked out by then, and though no branch has that commit any more."""
     make_pod(laptop)
@@ -422,6 +424,7 @@ def test_watch_says_that_the_commit_of_the_run_is_gone(laptop: Path) -> None:
     assert [call[3] for call in calls(laptop)].count("create") == 1  # no pod is made, which costs
 
 
+@pytest.mark.slow
 def test_a_failed_request_for_a_preempted_pod_does_not_end_watch(laptop: Path) -> None:
     """No pod is free at the first try: the second one asks again, by the record that the first has left."""
     make_pod(laptop)
@@ -435,6 +438,7 @@ def test_a_failed_request_for_a_preempted_pod_does_not_end_watch(laptop: Path) -
     assert "--gin.MODEL_DIR=gs://bucket/run" in started(laptop, 0, 1)[0]
 
 
+@pytest.mark.slow
 def test_watch_says_that_no_pod_stays_and_the_same_command_goes_on(laptop: Path) -> None:
     make_pod(laptop)
     assert pod(laptop, *RUN)[0] == 0
@@ -485,6 +489,7 @@ def test_a_deletion_that_fails_keeps_the_record(laptop: Path) -> None:
     assert (code, errors) == (0, "") and not list((laptop / "pods").iterdir())
 
 
+@pytest.mark.slow
 def test_what_setup_was_given_is_there_when_watch_sets_the_pod_up_again(laptop: Path) -> None:
     """Variables are in the record; of the token it holds only that there was one."""
     make_pod(laptop, is_set_up=False)
@@ -506,6 +511,7 @@ def test_what_setup_was_given_is_there_when_watch_sets_the_pod_up_again(laptop: 
     assert (worker(laptop, 1) / ".cache" / "huggingface" / "token").read_text() == "hf_secret\n"
 
 
+@pytest.mark.slow
 def test_watch_resumes_what_ended_with_75_and_ends_with_the_run_s_status(laptop: Path) -> None:
     make_pod(laptop)
     for n in (0, 1):
@@ -519,6 +525,7 @@ def test_watch_resumes_what_ended_with_75_and_ends_with_the_run_s_status(laptop:
     assert watch.returncode == 3 and " again\n" in printed and printed.endswith(f" ended 3\n{STAYS}")
 
 
+@pytest.mark.slow
 def test_watch_gives_up_after_its_tries(laptop: Path) -> None:
     make_pod(laptop)
     (laptop / "deeds" / "0").write_text("75")

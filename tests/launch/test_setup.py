@@ -313,6 +313,7 @@ def change_lock(machine: Path) -> None:
     lock.write_text(lock.read_text() + "# another hash\n")
 
 
+@pytest.mark.slow
 def test_an_outage_leaves_the_environment_that_worked(machine: Path) -> None:
     write(machine / "python", PYTHON)
     variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
@@ -393,6 +394,7 @@ exec {shutil.which("rm")} "$@"
 
 
 @pytest.mark.parametrize("arguments", [("t5",), ("--remove",)])
+@pytest.mark.slow
 def test_what_is_half_removed_does_not_count_as_right(arguments: tuple[str, ...], machine: Path) -> None:
     """A part fails, so the former environment is to come back, and that is interrupted; or the removal is."""
     write(machine / "python", PYTHON)

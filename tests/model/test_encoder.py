@@ -277,6 +277,7 @@ def test_every_third_layer_sees_all_and_the_others_four_to_each_side():
     assert reached == [[*range(24)], [*range(8, 17)], [*range(8, 17)], [*range(24)]]
 
 
+@pytest.mark.slow
 def test_eight_devices_equal_one_with_windows():
     tiny.assert_same_gradients(*((MODERN, mesh, LossConfig()) for mesh in (MeshConfig(data=1), MeshConfig(2, 2, 2))))
 

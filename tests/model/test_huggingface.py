@@ -108,6 +108,7 @@ LOOPS = [pytest.param(family, False, marks=[pytest.mark.night] * (family != "umt
 
 
 @pytest.mark.parametrize(("family", "scan_layers"), [*((family, True) for family in FAMILIES), *LOOPS])
+@pytest.mark.slow
 def test_logits_equal_hugging_face(family: str, scan_layers: bool) -> None:
     reference = reference_model(family)
     config = our_config(family)

@@ -71,6 +71,7 @@ def logits(config, features, params=None):
     return np.asarray(output)[:rows, :length]
 
 
+@pytest.mark.slow
 def test_causal_by_the_gradient():
     config = tiny.language_model(num_decoder_layers=2, logits_via_embedding=True)
     model = Network(config)
@@ -91,6 +92,7 @@ def test_causal_by_the_gradient():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.slow
 def test_packed_equals_unpacked_and_padding_changes_nothing(layout):
     config = LAYOUTS[layout]
     rows = batch(2, 8)

@@ -26,6 +26,7 @@ def logits(config, batch, dropout_key=None):
     return np.asarray(applied(config)(tiny.parameters(config), batch, dropout_key))
 
 
+@pytest.mark.slow
 def test_first_loss_is_about_ln_v() -> None:
     batch = tiny.batch()
     params = jax.jit(Network(tiny.MODEL).init)(KEY)
@@ -36,6 +37,7 @@ def test_first_loss_is_about_ln_v() -> None:
     assert abs(loss - np.log(tiny.MODEL.vocab_size)) < 1.0
 
 
+@pytest.mark.slow
 def test_scanned_equals_unrolled_with_dropout_and_remat() -> None:
     batch = tiny.batch()
     config = tiny.model(num_encoder_layers=1, num_decoder_layers=2, dropout_rate=0.3)
@@ -96,6 +98,7 @@ def test_bfloat16_computes_near_float32_with_float32_logits() -> None:
     assert np.abs(np.asarray(ours) - logits(tiny.MODEL, tiny.batch())).mean() < 0.05
 
 
+@pytest.mark.slow
 def test_initial_values_have_t5x_standard_deviations() -> None:
     d = 256
     width = 64

@@ -29,6 +29,7 @@ def inputs_of(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", ["t5_1_0", "t5_1_1", "umt5"])
+@pytest.mark.slow
 def test_text_equals_transformers(family: str) -> None:
     reference = reference_model(family)
     config = our_config(family)

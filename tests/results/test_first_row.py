@@ -68,6 +68,7 @@ def test_a_run_is_measured_on_its_validation_text_and_the_pairs_of_its_language(
     assert hashes[0] == hashes[1] and hashes[0].startswith(figures["protocol"]), "the same text in another folder"
 
 
+@pytest.mark.slow
 def test_without_a_file_of_pairs_the_command_says_where_they_are(workdir, write, capsys) -> None:
     write(language="ro-MD")  # a card may name a country too
     (workdir / "pairs.tsv").unlink()

@@ -70,6 +70,7 @@ LANGUAGE_MODELS = {
 
 # What networks of another layout compute is compared in tests/model/; here it is how a text becomes a row.
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.night)])
+@pytest.mark.slow
 def test_a_language_model_finds_sentences_as_likely_as_transformers(name, all_pairs, vocabulary, tmp_path) -> None:
     folder = folder_of(LANGUAGE_MODELS[name], vocabulary, tmp_path)
     of_sides = likelihoods(open_scorers(str(folder))[0], all_pairs)
@@ -89,6 +90,7 @@ ENCODERS["modernbert"] = dataclasses.replace(MODERN, **SMALL)
 
 
 @pytest.mark.parametrize("name", ["eurobert", pytest.param("modernbert", marks=pytest.mark.night)])
+@pytest.mark.slow
 def test_an_encoder_finds_sentences_as_likely_as_transformers_word_by_word(
     name, all_pairs, vocabulary, tmp_path
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_second_call_computes_nothing_and_a_changed_file_is_seen(workdir, voca
         assert f"{kept.name} cannot be read (" in error and "remove it, and it is computed again" in error
 
 
+@pytest.mark.slow
 def test_checkpoints_of_a_run_are_columns_by_their_paths(workdir, vocabulary, capsys) -> None:
     write_run(workdir / "run", tiny.model(vocab_size=1_024), steps=(5, 10))
     shutil.copy(vocabulary, workdir / "run" / "spiece.model")

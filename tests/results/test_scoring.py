@@ -146,6 +146,7 @@ def words_by_hand(tokenizer: Any, ids: list[int]) -> list[int]:
     return np.cumsum([name[0] in "▁Ġ" for name in names]).tolist()
 
 
+@pytest.mark.slow
 def test_a_masked_model_of_another_family_is_scored_word_by_word(tmp_path) -> None:
     """XLM-R's shape: its positions begin after the padding, and texts of several lengths stand in one batch."""
     folder = saved("xlm-r", tmp_path / "model")
@@ -395,6 +396,7 @@ def test_one_command_gives_both_figures_of_a_hybrid(hybrid, tmp_path, monkeypatc
     assert bars.count("b") == 4, "both columns are the model's, in each task"
 
 
+@pytest.mark.slow
 def test_models_of_four_families_stand_beside_ours_in_one_table(vocabulary, tmp_path, monkeypatch, capsys) -> None:
     """Each of the three measures has a row of its own, and the notes say how each model was scored."""
     monkeypatch.chdir(tmp_path)

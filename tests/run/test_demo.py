@@ -24,6 +24,7 @@ def shingles(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[at : at + demo.SHINGLE_WORDS]) for at in range(len(words) - demo.SHINGLE_WORDS + 1)}
 
 
+@pytest.mark.slow
 def test_the_demo_s_text_is_prose_of_which_nothing_stands_twice(prose: Path) -> None:
     texts = [json.loads(line)["text"] for line in prose.read_text().splitlines()]
     assert sum(map(len, texts)) > 500_000

@@ -168,6 +168,7 @@ def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Pat
     assert "% of inputs are cut to 40 tokens (longest" in report
 
 
+@pytest.mark.slow
 def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
     """With unlike padding on each device: one division by all tokens, not a mean of the devices' means."""
     batch = tiny.batch()

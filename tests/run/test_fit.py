@@ -265,6 +265,7 @@ def test_a_gin_file_is_no_configuration() -> None:
         limba.train("gin/demo.gin")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_texts_may_come_one_by_one(model: limba.TrainedModel) -> None:
     texts = ["A <extra_id_0> text.", "One <extra_id_0>."]
     assert model.fill(iter(texts), top=1) == model.fill(texts, top=1)  # pyright: ignore[reportArgumentType]

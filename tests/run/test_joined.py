@@ -93,6 +93,7 @@ def start(command: list[str], places: list[dict[str, str]], devices: int) -> lis
         ("Kubernetes", ["all", "all"]),  # each pod has GPUs of its own
     ],
 )
+@pytest.mark.slow
 def test_two_processes_of_a_launcher_join(launcher: str, gpus: list[str]) -> None:
     """And share the GPUs of their host."""
     places = [{**of_process, "GPUS": "2"} for of_process in LAUNCHERS[launcher](2)]

@@ -294,6 +294,7 @@ def _ids_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "style"), LANDING)
+@pytest.mark.slow
 def test_loss_and_gradient_of_published_ids_are_those_of_transformers(kind: str, style: str, tmp_path: Path) -> None:
     compare_first_batch(kind, style, tmp_path)
 

@@ -193,6 +193,7 @@ def of_a_function(tmp_path: Path) -> RunConfig:
     return dataclasses.replace(config, data=data)
 
 
+@pytest.mark.slow
 def test_the_documents_of_a_function_are_named_by_their_numbers(
     of_a_function: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -199,6 +199,7 @@ def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path)
         train(changed(on, model_dir=str(tmp_path / "new"), initial_checkpoint_path=str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("limba.config.schedule.MOST_RATE", 1e31)
     schedule = ScheduleConfig("linear", base_learning_rate=1e30, warmup_steps=0)

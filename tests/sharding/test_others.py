@@ -31,6 +31,7 @@ def assert_ended_by_jax(status: int, lines: list[str], lost: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others(victim: int, directory: Path) -> None:
     with Processes(directory, 2, host=SECONDS) as processes:
         processes.send(signal.SIGKILL, victim)

@@ -140,6 +140,7 @@ def test_a_closed_terminal_asks_to_stop(tmp_path: Path) -> None:
         pytest.param(signal.SIGHUP, (1,), marks=pytest.mark.night),
     ],
 )
+@pytest.mark.slow
 def test_a_signal_to_some_processes_stops_all_after_the_same_step(
     number: signal.Signals, indices: tuple[int, ...], tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_an_average_has_arrays_of_its_own() -> None:
         *(pytest.param(rule, marks=pytest.mark.night) for rule in ("muon", "adafactor", "adamw")),
     ],
 )
+@pytest.mark.slow
 def test_a_resumed_run_repeats_bit_for_bit_with_its_average(tmp_path: Path, optimizer: str) -> None:
     run = Run(optimizer)
     half = run.trained(run.new(), 2)
@@ -164,6 +165,7 @@ def test_averages_agree_on_one_and_eight_devices(optimizer: str) -> None:
     assert_equal(gathered, average_of(shared).average)
 
 
+@pytest.mark.slow
 def test_an_average_begins_and_ends_at_a_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     without = Run(average=None)

@@ -70,6 +70,7 @@ def test_a_card_s_step_compiles_to_its_recorded_figures() -> None:
     assert_as_recorded("t5-h100")
 
 
+@pytest.mark.slow
 def test_the_record_has_every_step_by_the_pinned_compilers() -> None:
     recorded = compiled_figures.recorded()
     assert list(recorded) == list(compiled_figures.STEPS)

@@ -73,6 +73,7 @@ def test_the_losses_of_float16_are_those_of_float32(optimizer) -> None:
     assert int(state.opt_state[-1].loss_scale_steps) == 30
 
 
+@pytest.mark.slow
 def test_a_scale_that_overflows_is_halved_and_no_step_is_lost() -> None:
     whole, _ = trained("float32", 6)
     half, state = trained("float16", 6, doublings=24)  # far too large
@@ -103,6 +104,7 @@ def test_a_resumed_run_has_the_scale_bit_for_bit(tmp_path) -> None:
         assert np.asarray(now).tobytes() == np.asarray(wanted).tobytes()
 
 
+@pytest.mark.slow
 def test_a_dropped_step_keeps_the_scale_and_limits_see_the_unscaled_norm() -> None:
     """The guard's limits are of the loss and the gradient themselves, also when a batch is computed again."""
     mesh = tiny.mesh_of(MeshConfig(), 1)
@@ -158,6 +160,7 @@ def test_a_batch_that_is_not_finite_keeps_its_scale() -> None:
     assert np.isnan(grads["w"]).all() and [int(x) for x in after] == [3, 5]
 
 
+@pytest.mark.slow
 def test_a_network_in_float16_is_near_float32_and_does_not_overflow_where_t5_does() -> None:
     config = dataclasses.replace(CONFIG, dtype="float32")
     params = tiny.parameters(config)

@@ -152,6 +152,7 @@ def test_a_device_makes_the_logits_of_its_rows_and_ids() -> None:
     ],
     ids=["untied", "tied", "decoder alone"],
 )
+@pytest.mark.slow
 def test_network_has_the_same_gradients_with_its_loss_in_chunks(config: ModelConfig, mesh: MeshConfig) -> None:
     config = dataclasses.replace(config, num_decoder_layers=1)
     whole, chunked = (LossConfig(label_smoothing=0.1, logits=logits) for logits in ("whole", "chunked"))
@@ -196,6 +197,7 @@ def test_normalization_does_not_depend_on_microbatches_or_chunks(normalize_by: s
     np.testing.assert_allclose(figures, [figures[0]] * 3, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_metrics_stay_means_of_tokens() -> None:
     model = Network(tiny.model())
     params = model.init(jax.random.key(0))

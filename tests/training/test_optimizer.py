@@ -36,6 +36,7 @@ STACKED = tiny.model(num_encoder_layers=1, num_decoder_layers=2)
 
 
 @pytest.mark.parametrize("name", [*RULES, "muon+adafactor"])
+@pytest.mark.slow
 def test_stacked_layers_update_like_single_ones(name: str) -> None:
     rule, _, others = name.partition("+")
     choices = {"muon_dtype": "float32", "muon_by_parameter_scale": True} if rule == "muon" else {}
@@ -70,6 +71,7 @@ def test_adafactor_factors_matrices_from_128_on() -> None:
     assert rows == (2, 128) and whole == (128,)
 
 
+@pytest.mark.slow
 def test_muon_with_adafactor_has_the_updates_of_both() -> None:
     """Embeddings, head, norms and positions move as under Adafactor alone, the layers' matrices as under Muon."""
     schedule = ScheduleConfig("factors", 0.5, "constant", 0)

@@ -128,12 +128,14 @@ def collective_bytes(lowered: jax.stages.Lowered) -> tuple[dict[str, int], int]:
     return costs_of_program(lowered.compile().as_text()).collective_bytes, sum(4 * leaf.size for leaf in parameters)
 
 
+@pytest.mark.slow
 def test_data_parallelism_reduces_each_gradient_once_also_with_microbatches() -> None:
     bytes_by_kind, parameters = collective_bytes(lowered_step(MeshConfig(), 16, 2, shard_update=False))
     assert set(bytes_by_kind) == {"all-reduce"}
     assert 0 <= bytes_by_kind["all-reduce"] - parameters < 100
 
 
+@pytest.mark.slow
 def test_shares_of_the_update_are_gathered_once_and_their_gradients_reduced_once() -> None:
     bytes_by_kind, parameters = collective_bytes(lowered_step(MeshConfig(), 16, 2))
     assert set(bytes_by_kind) == {"all-reduce", "all-gather", "reduce-scatter"}
@@ -142,6 +144,7 @@ def test_shares_of_the_update_are_gathered_once_and_their_gradients_reduced_once
     assert bytes_by_kind["all-reduce"] < 0.02 * parameters
 
 
+@pytest.mark.slow
 def test_devices_that_share_parameters_have_rows_of_their_own() -> None:
     """They exchange parameters and gradients; one array of activations of 128 rows would be nearly as much."""
     bytes_by_kind, parameters = collective_bytes(lowered_step(MeshConfig(fsdp=4), 128))

@@ -39,6 +39,7 @@ def norm(tree: object) -> float:
     return float(np.sqrt(sum(np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(tree))))
 
 
+@pytest.mark.slow
 def test_a_step_says_what_it_did_and_may_be_dropped() -> None:
     """Its figures against the logits; at its limits it is taken, above one of them or not finite nothing changes."""
     (state, step) = mesh_state(T5, 1, drops=True)

@@ -136,6 +136,7 @@ def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, 
     assert all(-behind - 1e-6 <= epochs - trained <= ahead + 1e-6 for trained, epochs in known)
 
 
+@pytest.mark.slow
 def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
     """A row's letters tell its task; 600 documents of one byte each token, of the same length, are an epoch."""
     vocabulary = seqio.ByteVocabulary(extra_ids=125)

@@ -99,6 +99,7 @@ def test_each_shard_has_its_documents_and_the_source_is_opened_once() -> None:
             assert np.trim_zeros(row).tolist() == expected
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_number_of_hosts_and_a_resumed_run_goes_on() -> None:
     function = Function()
     one = open_stream(task_of(function), LENGTHS, config_of(), range(NUM_SHARDS))
@@ -158,6 +159,7 @@ class Another(Function):
 
 
 @pytest.mark.parametrize("policy", ["refuse", "new_epoch"])
+@pytest.mark.slow
 def test_other_documents_the_second_time_are_one_sentence(policy: str, caplog: pytest.LogCaptureFixture) -> None:
     """Before the first step, where the run has taken them; those behind it are nothing that it has read."""
     config = config_of(on_changed_corpus=policy)
@@ -231,6 +233,7 @@ def noised(pair: Mapping[str, tf.Tensor], seeds: Any) -> dict[str, tf.Tensor]:
 
 
 @pytest.mark.parametrize("steps", [[noised], [noised, seqio.CacheDatasetPlaceholder(), noised]], ids=["one", "cached"])
+@pytest.mark.slow
 def test_preprocessors_are_traced_once_and_draw_as_if_traced_for_each_shard(
     steps: list[Callable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +375,7 @@ def of_known_size(split: str, shuffle_files: bool, seed: int | None = None) -> t
 @pytest.mark.parametrize(
     "source", [Function(), Function(num_texts=None), of_known_size], ids=["ends", "endless", "size"]
 )
+@pytest.mark.slow
 def test_a_source_of_which_preprocessors_keep_nothing_is_one_sentence(
     source: Callable, num_shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

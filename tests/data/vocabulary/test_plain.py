@@ -112,6 +112,7 @@ def test_bytes_are_seqio_s(script: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.slow
 def test_a_tokenizer_json_gives_the_ids_of_seqio_s_model(script: str, model: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer_json(model, EXTRA_IDS))

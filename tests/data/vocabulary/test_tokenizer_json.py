@@ -87,6 +87,7 @@ def test_a_model_that_is_missing_or_of_whole_words_is_refused(tmp_path):
         tokenizer_json(str(tmp_path / "word.model"))
 
 
+@pytest.mark.slow
 def test_rules_are_read_back_whole(tmp_path):
     rules = builtin_rules("nmt_nfkc")
     assert len(rules) > 200_000
@@ -104,6 +105,7 @@ def test_rules_are_read_back_whole(tmp_path):
 
 
 @pytest.mark.parametrize("normalization", ["nmt_nfkc", "identity"])
+@pytest.mark.slow
 def test_cedillas_become_commas(tmp_path, normalization):
     old = "Şi ţara aşteaptă; ŢARĂ, s\u0327i t\u0327ie."
     new = "Și țara așteaptă; ȚARĂ, și ție."

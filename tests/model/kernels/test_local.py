@@ -58,6 +58,7 @@ def test_it_equals_all_scores_with_gradients_packed_and_padded(length: int, wind
 
 
 @pytest.mark.parametrize("changes", [{}, {"scan_layers": False}, {"attention": "memory_efficient", "remat": "full"}])
+@pytest.mark.slow
 def test_long_rows_of_a_network_are_those_of_all_scores(changes: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(LONG, **changes)
     features = masked_batch(2, 30)
@@ -82,6 +83,7 @@ def test_long_rows_of_a_network_are_those_of_all_scores(changes: dict, monkeypat
     jax.tree.map(same, blocks[1], whole[1])
 
 
+@pytest.mark.slow
 def test_eight_devices_equal_one() -> None:
     tiny.assert_same_gradients(*((LONG, mesh, LossConfig()) for mesh in (MeshConfig(data=1), MeshConfig(2, 2, 2))))
 

@@ -91,6 +91,7 @@ SHAPES = [  # batch, queries, keys, heads, width, causal, has_bias, dtype, toler
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.slow
 def test_the_interpreter_gives_what_the_einsum_gives(shape: tuple) -> None:
     *shape, tolerance = shape
     errors = compare(*inputs(*shape), has_wgmma=True, interpret=True)

@@ -37,6 +37,7 @@ from tests.model.kernels.test_pallas_gpu import RULES, inputs, outputs_and_gradi
         ),
     ],
 )
+@pytest.mark.slow
 def test_pallas_attention_and_its_gradients_equal_einsum(
     queries: int, keys: int, causal: bool, has_bias: bool, dtype: str, tolerance: float
 ) -> None:
@@ -92,6 +93,7 @@ def test_pallas_attention_and_its_gradients_equal_einsum(
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple) -> None:
     length, has_bias, *rule = rule
     (query, key, value, diagonals), mask, direction = inputs(2, length, length, 2, 16, False, has_bias, "float32")
@@ -179,6 +181,7 @@ def mark_of(name: str, feature: str) -> list[pytest.MarkDecorator]:
         for feature in ("decoder_segment_ids", CAUSAL)
     ],
 )
+@pytest.mark.slow
 def test_networks_of_one_stack_have_the_same_gradients_by_the_kernel(name: str, feature: str) -> None:
     """Packed rows, and tokens that say their own mask: a prefix, or rows that are causal."""
     features = tiny.batch() | {"decoder_segment_ids": np.repeat([[1] * 6 + [2] * 4], 8, axis=0)}

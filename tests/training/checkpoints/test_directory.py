@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from limba.config import CheckpointConfig, DataConfig, MeshConfig, optimizer_config
 from limba.model import Network
@@ -13,6 +14,7 @@ from limba.training.state import TrainState, abstract_state, gather_parameters
 from tests import tiny
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_on_any_number_of_devices_and_with_any_sharding_of_the_update(tmp_path: Path) -> None:
     """`(4, False)` is the layout from before the update was sharded."""
     optimizer = make_optimizer(optimizer_config(), 1)

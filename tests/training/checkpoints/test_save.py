@@ -771,6 +771,7 @@ def begin_to_save(holder: subprocess.Popen[str]) -> None:
     assert holder.stdout.readline() == "merging\n"
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_in_a_save_for_longer_than_its_lease_commits_nothing(tmp_path: Path) -> None:
     """SIGSTOP; another process takes the directory over; SIGCONT. The other one commits its own step."""
     states.save(tmp_path, 10)

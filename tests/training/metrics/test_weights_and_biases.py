@@ -111,6 +111,7 @@ def test_a_resumed_run_continues_the_same_run_there(
     assert [line["step"] for line in seen if any(name.startswith("samples/") for name in line)] == [6, 10]
 
 
+@pytest.mark.slow
 def test_without_a_key_the_run_is_refused_at_once(run: RunConfig, tmp_path: Path) -> None:
     """Needs the package wandb."""
     pytest.importorskip("wandb")
