@@ -453,9 +453,9 @@ class Splits:
 
     def elements(self, text: bytes) -> list[dict[str, bytes]]:
         """Returns {feature: text} of a document's pieces."""
-        if len(self.keys) > 1:
+        key, *others = self.keys
+        if others:
             return [dict(zip(self.keys, text.split(columns.FIELD_SEPARATOR), strict=True))]
-        key = self.keys[0]
         if 0 < len(text) <= PIECE_BYTES:  # nearly every document: no list of its pieces is made
             return [{key: text}]
         return [{key: piece} for piece in self.pieces(text)]
