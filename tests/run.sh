@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv, checks style and types, and runs the tests.
 #
-#   bash tests/run.sh               all but the slow tests: twelve minutes
+#   bash tests/run.sh               all but the slow tests: nine minutes
 #   bash tests/run.sh --all         one slow test of each kind, too, and the numeric core and a short run on Python
 #                                   3.12 with its newer jax, which users get: 27 minutes; what .ci/run calls
 #   bash tests/run.sh --night       all slow tests, those on Slurm, other Pythons, and under load: hours
@@ -44,9 +44,9 @@ trap 'rm -f "$types"; [ ${#started[@]} = 0 ] || kill "${started[@]}" 2>/dev/null
 busy() { for _ in 1 2 3 4; do (while :; do :; done) & started+=($!); done; }
 failed=0
 # A file stays in one process, which keeps what it has compiled; -n 0 runs all in one. A third of their time all tests
-# wait, for other processes, servers and signals: four keep two cores busy. Of a choice imports are the most.
+# wait, for other processes, servers and signals: three keep two cores busy. Of a choice imports are the most.
 processes=2
-if $whole; then processes=4; fi
+if $whole; then processes=3; fi
 limits=() # of a test: pyproject.toml's, or more where tests of the night may be chosen
 if $night || ! $whole; then limits=(-o faulthandler_timeout=7200); fi
 tests() {
@@ -60,10 +60,6 @@ bash launch/setup.sh tests
 if $whole; then # beside the tests, whose processes do not always use both cores
   .venv/bin/pyright >"$types" 2>&1 &
   checked=$!
-fi
-if $whole && ! [ -d "${LIMBA_TEST_CACHE:-.pytest_cache/compiled}" ]; then
-  # The first time, each process of the tests would compile what all import; what fails here is said below.
-  .venv/bin/python -m pytest -q --collect-only ${chosen[@]+"${chosen[@]}"} >/dev/null 2>&1 || :
 fi
 if $landing; then # the other Python's packages come meanwhile; what fails is said below, where its tests run
   bash tests/other_python.sh 3.12 --collect-only -q >/dev/null 2>&1 &

@@ -180,6 +180,7 @@ def test_rows_of_each_layout_are_those_of_seqios_converter(name, pack, tmp_path,
         pytest.param("full_lm", True, {"targets": 400}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_the_lengths_say_what_a_row_is(form, registers_inputs, lengths, register, tmp_path, t5x):
     """As in T5X: with a length of inputs they are read, without one they are not, whatever the task registers."""
     data = data_of_lengths(lengths, register(form, registers_inputs), tmp_path, t5x)
@@ -205,6 +206,7 @@ def data_of_lengths(lengths, name, folder, t5x):
     ("form", "registers_inputs", "lengths"),
     [("pairs", False, {"inputs": 48, "targets": 48}), ("full_lm", True, {"inputs": 48, "targets": 48})],
 )
+@pytest.mark.slow
 def test_a_length_of_inputs_that_the_task_does_not_make_is_one_sentence(
     form, registers_inputs, lengths, register, tmp_path, t5x
 ):

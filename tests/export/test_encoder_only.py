@@ -67,6 +67,7 @@ def test_only_a_t5_has_an_encoder_to_write(tmp_path, vocabulary):
 
 
 @pytest.mark.parametrize("shape", ["EuroBERT", pytest.param("ModernBERT", marks=pytest.mark.night)])
+@pytest.mark.slow
 def test_an_encoder_without_logits_is_written_as_such_and_read_again(shape, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
     whole = tiny.ENCODER if shape == "EuroBERT" else tiny.MODERN

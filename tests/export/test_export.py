@@ -295,6 +295,7 @@ def test_the_vocabulary_that_a_gin_file_names_later_is_written(vocabulary, tmp_p
     assert tokenizer.exists() and "done before" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_new_licence_is_a_new_card_and_nothing_else(tmp_path, capsys):
     write_run(tmp_path / "run", config_of("t5_1_1"))
     folder = tmp_path / "run" / "huggingface" / "step_5"
@@ -563,6 +564,7 @@ def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("formats", ["pytorch", "flax"])
+@pytest.mark.slow
 def test_a_failed_proof_leaves_a_folder_that_says_so(formats, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(check, "has_transformers", lambda: False)  # ours must find it alone
     write_run(tmp_path / "run", config_of("t5_1_1"))

@@ -57,6 +57,7 @@ def test_each_file_of_the_export_is_one_that_a_newer_upload_removes(run):
     assert [name for name in names if not any(fnmatch(name, pattern) for pattern in OF_EXPORTS)] == []
 
 
+@pytest.mark.slow
 def test_it_generates_and_scores_as_the_language_model_that_transformers_reads(run):
     ours = load(run[0], vocabulary=run[1])
     tokenizer = transformers.AutoTokenizer.from_pretrained(run[2])

@@ -43,6 +43,7 @@ def read(folder: Path, name: str) -> dict:
     return json.loads((folder / name).read_text())
 
 
+@pytest.mark.slow
 def test_an_encoders_vectors_of_a_long_text_are_those_of_its_run(tmp_path, corpus, vocabulary, caplog) -> None:
     model = tiny.language_model(**SMALL, attention_mask="bidirectional", max_length=8192)
     folder = run_of(tmp_path / "run", model, {"targets": 48}, corpus, vocabulary, objective="masked_lm")

@@ -300,6 +300,7 @@ def test_runs_and_t5x_checkpoints_of_a_bucket_are_those_of_a_disk(t5, spiece, tm
             np.testing.assert_array_equal(array, arrays[array_name])
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_trimmed_to_another(t5, tmp_path, english) -> None:
     folder = Path(shutil.copytree(t5, tmp_path / "before"))
     (folder / "conversion.json").write_text('{"step": 5, "only_fills_gaps": true}')

@@ -49,6 +49,7 @@ def write_folder(directory, model, dtype=torch.float32, split=False):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_a_folder_starts_a_run_with_its_own_logits(family, tmp_path):
     model = reference_model(family)
     config = our_config(family)

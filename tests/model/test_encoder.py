@@ -182,6 +182,7 @@ def shifted(features):
         pytest.param("memory_efficient", False, marks=pytest.mark.night),
     ],
 )
+@pytest.mark.slow
 def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(attention, is_packed):
     config = dataclasses.replace(ENCODER, attention=attention)
     features = masked_batch(2, 12)
@@ -243,6 +244,7 @@ CUT = MeshConfig(data=2, fsdp=2, model=2)
         pytest.param("masks of the rows' own", MeshConfig(data=8), marks=pytest.mark.night),
     ],
 )
+@pytest.mark.slow
 def test_eight_devices_equal_one(kind, mesh):
     features = masked_batch(8, 24)
     features["decoder_loss_weights"] = (features["decoder_input_tokens"] == 251).astype(np.int32)
@@ -309,6 +311,7 @@ SMOOTH = LossConfig(z_loss=1e-4, label_smoothing=0.1, normalize_by="sequences")
         ),
     ],
 )
+@pytest.mark.slow
 def test_the_gathered_head_equals_the_whole_one(shape, loss):
     """Loss and gradient of the predicted positions alone equal the ones from all logits, in chunks too."""
     config = SHAPES[shape]

@@ -177,6 +177,7 @@ def test_bad_layouts_are_said(changes, said):
 
 
 @pytest.mark.parametrize(("layout", "is_prefix"), [("llama", False), ("gpt2", False), ("t5x", False), ("t5x", True)])
+@pytest.mark.slow
 def test_cached_generation_equals_uncached_token_for_token(layout, is_prefix):
     """With `is_prefix` the ids of a prompt attend to all of it, as inputs do in training."""
     config = LAYOUTS[layout]

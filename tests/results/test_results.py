@@ -138,6 +138,7 @@ def test_what_is_wrong_is_said_before_a_model_is_opened(line, says, workdir, cap
     assert says in error and error.count("\n") == 1, error
 
 
+@pytest.mark.slow
 def test_some_tasks_of_a_suite_are_chosen(workdir, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024), vocabulary, workdir / "model")
     command = ["results", "model", "--suite=./suite.gin", "--output=out"]

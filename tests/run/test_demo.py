@@ -36,6 +36,7 @@ def test_the_demo_s_text_is_prose_of_which_nothing_stands_twice(prose: Path) -> 
         read |= shingles(paragraph)
 
 
+@pytest.mark.slow
 def test_validation_text_shares_no_words_in_a_row_with_training_text(prose: Path) -> None:
     config = read_gin("gin/demo_gaps.gin", MODEL_DIR="run", CORPUS=str(prose))
     source = source_of_files(str(prose), "text", config.data.validation_percent)

@@ -272,6 +272,7 @@ def test_texts_may_come_one_by_one(model: limba.TrainedModel) -> None:
     assert np.array_equal(model.encode(iter(texts)), model.encode(texts))  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_wrong_calls_of_a_model_are_told(model: limba.TrainedModel) -> None:
     wrong: Any = model
     for call, sentence in (

@@ -196,6 +196,7 @@ def test_an_average_begins_and_ends_at_a_resume(tmp_path: Path, caplog: pytest.L
     assert_equal(half.restored(tmp_path / "run").opt_state[-2], average_of(later))
 
 
+@pytest.mark.slow
 def test_an_average_goes_on_behind_another_chain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Weight decay moves it from opt_state/2 to opt_state/3: it began anew as the weights, in silence."""
     caplog.set_level(logging.WARNING)

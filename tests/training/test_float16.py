@@ -85,6 +85,7 @@ def test_a_scale_that_overflows_is_halved_and_no_step_is_lost() -> None:
     assert int(state.step) == 6 and [int(c) for c in counts] == [6] * len(counts)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_scale_bit_for_bit(tmp_path) -> None:
     """Saved in the middle of good steps, after a halving; the next losses equal a run's that never stopped."""
     whole, end = trained("float16", 6, doublings=24)

@@ -248,6 +248,7 @@ def test_every_rule_has_transformations() -> None:
     assert set(TRANSFORMATIONS) == set(RULES)
 
 
+@pytest.mark.slow
 def test_a_new_rule_trains_with_its_class_and_its_transformations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sign of the gradient, which no rule of Limba has: parameters move by the rate, and shrink by the decay."""
 

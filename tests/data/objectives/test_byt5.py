@@ -40,6 +40,7 @@ def test_eleven_bytes_are_in_no_text() -> None:
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['sequence_length']['inputs']}")
+@pytest.mark.slow
 def test_rows_are_those_of_t5_itself(case: dict, caplog: pytest.LogCaptureFixture) -> None:
     """As recorded of t5, and as t5 makes them now; it draws two pairs of seeds before the seeds of the masks."""
     documents = GOLDEN["docs"]

@@ -112,6 +112,7 @@ def t5x_task(path: Path) -> str:
         ("packed", 6.0, 1.0),
     ],
 )
+@pytest.mark.slow
 def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, upto: float, ahead: float) -> None:
     """Behind TensorFlow the figure is 0 at first; it never goes backwards."""
     changes: dict[str, Any] = {"data_files": str(texts)}

@@ -284,6 +284,7 @@ def test_a_map_with_parallel_calls_is_as_it_was_after_tracing() -> None:
     assert tf.data.Dataset.map is as_written
 
 
+@pytest.mark.slow
 def test_a_preprocessor_that_looks_at_its_data_set_gets_that_of_each_shard(monkeypatch) -> None:
     monkeypatch.setattr(seqio.utils, "_NEXT_MAP_SEED", None)  # who has used seqio alone has left a seed there
 
@@ -428,6 +429,7 @@ def in_python(dataset: Dataset) -> Dataset:
 @pytest.mark.parametrize("num_kept", [1, 5])
 @pytest.mark.parametrize("num_shards", [1, NUM_SHARDS])
 @pytest.mark.parametrize("steps", [[], [preprocessor(in_python)]], ids=["tensorflow", "python after it"])
+@pytest.mark.slow
 def test_fewer_examples_an_epoch_than_leave_tensorflow_at_once(
     num_kept: int, num_shards: int, steps: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:

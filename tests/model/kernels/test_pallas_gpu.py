@@ -121,6 +121,7 @@ RULES = [  # length, bias, by token, window's half, everywhere
     "rule", [pytest.param(rule, marks=[pytest.mark.night] * (rule[0] in (114, 200))) for rule in RULES], ids=str
 )
 @pytest.mark.parametrize("has_wgmma", [True, pytest.param(False, marks=pytest.mark.night)])
+@pytest.mark.slow
 def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple, has_wgmma: bool) -> None:
     length, has_bias, *rule = rule
     arrays, mask, direction = inputs(2, length, length, 1, 16, False, has_bias, "float32")
