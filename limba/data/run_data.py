@@ -221,7 +221,9 @@ class RunData:
         """
         (part,) = self.parts
         if isinstance(part.source, UnitSource):
-            elements = [element for document in documents for element in part.source.elements(document)]
+            elements = []
+            for document in documents:
+                elements += part.source.elements(document)
             texts = Elements(elements, dict.fromkeys(part.source.keys, TEXT))
             dataset = examples_of(part, lengths, texts, Draws(seed))
         else:

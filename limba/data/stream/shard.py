@@ -36,10 +36,12 @@ FETCHED_ROWS = 32  # rows that are made at once
 ROWS_AHEAD = 64  # of a shard, at least a batch
 MOST_WITHOUT_ROW = 10_000  # documents of which preprocessors make none
 MOST_IN_TENSORFLOW = 100_000  # the same in TensorFlow, whose preprocessors may hold examples back to shuffle them
-# That one call of the tokenizer makes for a shard, and for all shards of a run together where these are few: each call
-# finds the tokenizer's tables out of the processor's cache, and too many tokens at once fill it.
-MOST_TOKENS_AT_ONCE = 1 << 17
+# Tokens that one call of the tokenizer makes for a shard. Each call finds the tokenizer's tables out of the processor's
+# cache, and many tokens of many shards fill it: so a call makes those of the next rows, and more where shards are few,
+# but not so many that a step waits for it.
+MOST_TOKENS_OF_ROWS = 1 << 17
 TOKENS_OF_ALL_SHARDS = 1 << 18
+MOST_TIMES_THE_ROWS = 4
 
 
 class ShardPlace(NamedTuple):
@@ -185,10 +187,11 @@ class Recipe:
 
     @property
     def _tokens_at_once(self) -> int:
-        """The tokens that one call of the tokenizer makes for a task in a shard: about those of the next batches."""
+        """The tokens that one call of the tokenizer makes for a task in a shard."""
         num_rows = max(ROWS_AHEAD, self.config.rows_per_shard)
-        of_rows = min(num_rows * sum(self.lengths.values()), MOST_TOKENS_AT_ONCE)
-        return max(of_rows, TOKENS_OF_ALL_SHARDS // self.config.num_shards) // len(self.parts)
+        of_rows = min(num_rows * sum(self.lengths.values()), MOST_TOKENS_OF_ROWS)
+        of_shard = max(of_rows, TOKENS_OF_ALL_SHARDS // self.config.num_shards)
+        return min(of_shard, MOST_TIMES_THE_ROWS * of_rows) // len(self.parts)
 
     @functools.cached_property
     def _examples_made(self) -> defaultdict[str, threading.Event]:
