@@ -58,7 +58,7 @@ CHECKED = [
 ]
 install_import_hook(CHECKED, "beartype.beartype")
 
-environment.use_large_pages = lambda: None  # a command that a test calls would start pytest anew
+environment.use_large_pages = lambda pages=None: None  # a command that a test calls would start pytest anew
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # An example may take as long as a busy machine needs for it.
 hypothesis.settings.register_profile(

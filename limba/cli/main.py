@@ -34,8 +34,8 @@ COMMANDS = {
 }
 # Commands that compute on devices: they look for an accelerator that is not used.
 ON_DEVICES = ("train", "branch", "generate", "evaluate", "results", "play")
-# Commands that hold large arrays in the host's memory, where pages of 2 MiB save a quarter of a conversion's time.
-IN_LARGE_PAGES = (*ON_DEVICES, "convert", "merge")
+# Commands that pass large arrays through the host's memory, one after another.
+PASSING_ARRAYS = ("convert", "merge")
 # What other programs call a command -> its name here.
 OTHER_NAMES = {
     "infer": "generate",
@@ -72,8 +72,10 @@ def main(argv: Sequence[str]) -> int:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         return program.exit_code(lambda _: print(help_text()), argv)
-    if argv[0] in IN_LARGE_PAGES:
+    if argv[0] in ON_DEVICES:
         environment.use_large_pages()
+    elif argv[0] in PASSING_ARRAYS:
+        environment.use_large_pages(environment.REUSED_PAGES)
     return program.exit_code(_run, argv)
 
 

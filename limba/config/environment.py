@@ -31,6 +31,13 @@ VARIABLES = {
 # Large pages for the arrays of a step on a CPU, or of a conversion. Each step allocates its memory again, and to touch
 # that in pages of 4 kB cost a fifth of the step. glibc reads this only when a process starts.
 LARGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+# For a conversion too: what is freed is used again, by all threads. Else each large array is given back to the system,
+# which clears its pages for the next one, a quarter of the processor's time.
+REUSED_PAGES = (
+    "GLIBC_TUNABLES",
+    "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
+    f":glibc.malloc.mmap_threshold={1 << 33}:glibc.malloc.trim_threshold={1 << 33}",
+)
 # What helps where a step exchanges data between GPUs, by jaxlib 0.10's names (an unknown flag of XLA would end the
 # process; a test lets XLA read it). LIMBA_GPU_FLAGS=0 sets nothing. Not measured here on several GPUs. The sources:
 # docs/gpus.md; why nothing else is set: docs/development/proof.md.
@@ -144,9 +151,9 @@ def set_logging() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def use_large_pages() -> None:
-    """Starts this program again with LARGE_PAGES set, if it runs on a CPU and they are not set."""
-    name, value = LARGE_PAGES
+def use_large_pages(pages: tuple[str, str] = LARGE_PAGES) -> None:
+    """Starts this program again with `pages` set, if it runs on a CPU and they are not set."""
+    name, value = pages
     on_cpu = os.environ.get("JAX_PLATFORMS", "cpu") == "cpu" and not _has_accelerator()
     if on_cpu and sys.platform == "linux" and name not in os.environ:
         os.environ[name] = value

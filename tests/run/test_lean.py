@@ -43,7 +43,7 @@ COMMANDS = """
 import contextlib, io, json, sys
 from pathlib import Path
 from limba.cli import main
-main.environment.use_large_pages = lambda: None  # starts the process again
+main.environment.use_large_pages = lambda pages=None: None  # starts the process again
 folder = Path(sys.argv[1])
 texts = [f"{number} " + "the of and to in was he " * 9 for number in range(400)]
 (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\\n" for text in texts))
