@@ -54,7 +54,8 @@ def test_the_notebook_leads_to_a_converted_model(tmp_path: Path, monkeypatch: py
     ]
     assert len(pictures) >= 1 and len(pictures[-1]) > 5_000
     assert len(re.findall(r"^[\d,]+ steps fit in [\d.]+ minutes\.$", printed, re.MULTILINE)) == 2
-    assert "held out for validation" in printed and len(re.findall(r"^ +-\d+\.\d\d  \w+$", printed, re.MULTILINE)) == 3
+    assert "held out for validation" in printed
+    assert len(re.findall(r"^ *\d+\.\d%  .*\w.*$", printed, re.MULTILINE)) == 5  # the likeliest fills of the gap
     assert "T5ForConditionalGeneration with" in printed and "<extra_id_0>" in printed
     (model,) = (
         output["data"]["text/plain"]
