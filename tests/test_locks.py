@@ -209,6 +209,7 @@ def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
     assert again == ["lock-build.txt", "lock-cpu.txt", "tree", "lock-cuda12.txt"]
 
 
+@pytest.mark.slow
 def test_a_lean_environment_has_no_tensorflow_and_stays_lean(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = {"tensorflow", "tensorflow-text", "tensorflow-datasets", "seqio", "clu", "keras", "rouge-score"}
     for python in LEAN_PYTHONS:

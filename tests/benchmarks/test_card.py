@@ -15,7 +15,7 @@ def commands(**texts: str) -> dict:
     return {name: lambda part, text=text: {"a program": [sys.executable, "-c", text]} for name, text in texts.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_part_is_run_once_and_a_failure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = tmp_path / "runs.txt"
     good = f"open({str(left)!r}, 'a').write('x'); print('note'); print('{{\"mfu\": 0.5, \"size\": 3}}')"

@@ -107,7 +107,7 @@ def test_fields_are_the_network_s_or_the_optimizer_s() -> None:
         compiled.parse(["--field=name=muon"])
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_windows_of_long_rows_have_fewer_products_and_less_memory(monkeypatch, capsys) -> None:
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     step = "--family=modernbert --size=tiny --topology=cpu-1 --batch=1 --targets=1024 --predicted=8 --remat=none"

@@ -42,6 +42,7 @@ def test_the_memory_of_a_process_is_measured() -> None:
     assert 295 <= large - small <= 310
 
 
+@pytest.mark.slow
 def test_a_conversion_that_fails_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"-m limba convert .*nothing .* failed: .*nothing"):
         convert.measure(tmp_path / "nothing", tmp_path / "out", ["--no_check"])

@@ -33,6 +33,7 @@ def test_faults_that_no_test_sees_survive_and_the_text_is_as_before(workdir: Pat
     assert (workdir / "module.py").read_text() == MODULE
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_a_fault_are_named(workdir: Path) -> None:
     (workdir / "test_module.py").write_text(TEST.replace("6", "7"))
     with pytest.raises(InputError, match=r"The tests of module\.py fail without a fault \(test_module\.py\)"):

@@ -58,6 +58,7 @@ def test_each_way_to_give_texts_prints_the_fills_of_python(capsys, monkeypatch: 
         assert capsys.readouterr().out.splitlines() == expected, arguments
 
 
+@pytest.mark.slow
 def test_a_file_gets_each_record_with_its_gaps_and_is_resumed(workdir: Path, capsys) -> None:
     command = ["run", "--vocabulary=byte", "--top=2", "--batch_size=8"]
     expected = list(map(as_json, limba.load("run", vocabulary="byte").fill(TEXTS, top=2)))
@@ -72,6 +73,7 @@ def test_a_file_gets_each_record_with_its_gaps_and_is_resumed(workdir: Path, cap
     assert "was made with another fill" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_encoder_fills_masks_from_its_run_and_from_its_folder(
     tmp_path: Path, vocabulary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

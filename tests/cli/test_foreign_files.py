@@ -192,6 +192,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory, vocabulary: Path) -> Path:
 
 
 @pytest.mark.parametrize("reader", READERS)
+@pytest.mark.slow
 def test_a_damaged_file_is_a_sentence_or_is_passed_over(reader: str, shelf: Path, tmp_path: Path) -> None:
     name, read = READERS[reader]
     made = zipped(tmp_path)

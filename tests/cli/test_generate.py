@@ -145,6 +145,7 @@ def test_long_inputs_are_cut_aloud_split_or_refused(workdir: Path, capsys: pytes
     assert "another generation" in error_of(capsys, *command, "--long_inputs=segments", "--output=cut.jsonl")
 
 
+@pytest.mark.slow
 def test_an_output_follows_the_content_of_its_input(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     (workdir / "a.txt").write_text("one\ntwo\n")
     command = ["generate", "run", "--max_tokens=4", "--output=out.jsonl"]
@@ -274,6 +275,7 @@ def test_what_a_model_has_learned_is_known_of_a_run_and_of_what_is_saved_from_it
         assert not source.only_fills_gaps(dataclasses.replace(trained.source, run=other))
 
 
+@pytest.mark.slow
 def test_a_decoder_only_model_continues_a_prompt_with_a_gap(
     workdir: Path,  # noqa: F811
     language_run: Path,

@@ -28,6 +28,7 @@ from tests.hub_server import hub
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_tokens_are_counted_within_5_percent(corpus: Path, tmp_path: Path) -> None:
     texts = [json.loads(line)["text"].encode() for line in corpus.read_text().splitlines()]
     kept = [text for index, text in enumerate(texts) if index % 10]  # a run's own vocabulary
@@ -197,6 +198,7 @@ MANUAL = """## 6.{number} パッケージを入れる
 install、update、remove、purge のいずれかを選ぶと、設定ファイル /etc/network/interfaces が読まれます。"""
 
 
+@pytest.mark.slow
 def test_a_japanese_manual_full_of_latin_commands_is_japanese(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

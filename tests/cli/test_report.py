@@ -250,6 +250,7 @@ def test_a_host_that_is_not_this_machine_is_named(
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_reported_there_and_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

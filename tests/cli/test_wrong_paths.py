@@ -197,6 +197,7 @@ QUESTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_one_module_asks_what_a_path_is() -> None:
     asked: dict[tuple[str, str], set[str]] = {}
     for file in sorted((ROOT / "limba").rglob("*.py")):

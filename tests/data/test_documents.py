@@ -245,6 +245,7 @@ def _unknown(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(lambda example: {"text": tf.strings.join([example["text"], " "])})
 
 
+@pytest.mark.slow
 def test_a_preprocessor_of_ones_own_gives_candidates(tmp_path: Path) -> None:
     lines = texts(5, 2000)
     lines[::15] = [chr(POISONS[number % len(POISONS)]) * 50 for number in range(len(lines[::15]))]

@@ -256,6 +256,7 @@ def config(tmp_path) -> DataConfig:
     return DataConfig("halves", LENGTHS, 8, data_files=str(path), validation_percent=5.0, num_data_shards=2, pack=True)
 
 
+@pytest.mark.slow
 def test_a_packed_stream_resumes_exactly(config):
     task, lengths, stream = opened(config, [0, 1])
     first = next(stream)[0]

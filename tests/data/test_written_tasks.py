@@ -182,6 +182,7 @@ def test_files_replace_a_source_of_strings(tmp_path, monkeypatch):
     assert sentinel in first["inputs"] and first["inputs"][0] != sentinel and first["targets"][0] == sentinel
 
 
+@pytest.mark.slow
 def test_a_task_of_t5s_own_registry_makes_rows(tmp_path):
     """The form of 2020: t5.data.TaskRegistry, text and token preprocessors apart, a metric of t5's."""
     (tmp_path / "pairs.tsv").write_text("".join(f"das {number}\tthat {number}\n" for number in range(20)))

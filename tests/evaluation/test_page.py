@@ -115,6 +115,7 @@ def test_a_damaged_line_is_counted_and_passed_over(line: bytes, tmp_path: Path) 
     assert (history.num_damaged, history.first_damaged) == (1, 1)
 
 
+@pytest.mark.slow
 def test_the_page_has_every_section_that_the_run_has_recorded(tmp_path: Path) -> None:
     text = page_of(opened(rich(tmp_path)))
     for title in ("Loss", "Token accuracy", "Events", "Learning rate", "Gradient norm", "Throughput", "Epochs of each",

@@ -16,6 +16,7 @@ from limba.model import Network
 from tests import tiny
 
 
+@pytest.mark.slow
 def test_cross_entropy_by_character_set(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the text itself: each piece's nats go, byte by byte, to the characters that the bytes are of."""
     text = "The sea 海 is はとても wide。"

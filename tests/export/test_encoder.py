@@ -120,6 +120,7 @@ def test_a_mask_takes_the_place_of_a_piece(vocabulary):
     assert len(masked_ids("The <mask> " * 50, vocabulary, special, 16)) == 16
 
 
+@pytest.mark.slow
 def test_vectors_are_pooled_states(folder):
     ours = load(folder)
     texts = ["One text.", "Another text, a longer one."]

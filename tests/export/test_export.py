@@ -384,6 +384,7 @@ def test_others_checkpoints_of_the_same_name_are_others_too(kind, legacy, tmp_pa
         export(source, out, *flags)
 
 
+@pytest.mark.slow
 def test_bfloat16_and_files_in_parts(tmp_path):
     config = config_of("mt5")
     arrays = write_run(tmp_path / "run", config)[5]
@@ -598,6 +599,7 @@ def fills_by_transformers(folder, text, pieces):
     return answered(fills(text, pieces), next_logits)
 
 
+@pytest.mark.slow
 def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     config = config_of("t5_1_1", vocab_size=1024)
     arrays = arrays_of(config)

@@ -78,6 +78,7 @@ def test_it_generates_and_scores_as_the_language_model_that_transformers_reads(r
     np.testing.assert_allclose(score.log_likelihood, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_its_vectors_are_those_of_the_exported_encoder(run):
     ours = load(run[0], vocabulary=run[1])
     folder = run[2] / "encoder"

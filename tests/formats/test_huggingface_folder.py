@@ -114,6 +114,7 @@ def test_the_table_is_a_bijection_onto_the_network(family):
     assert {row.pytorch for row in table} == theirs
 
 
+@pytest.mark.slow
 def test_bad_folders_are_refused(tmp_path):
     model = reference_model("t5_1_1")
     config = our_config("t5_1_1")

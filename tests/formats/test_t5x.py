@@ -78,6 +78,7 @@ def test_every_array_is_read_bit_for_bit_and_written_again(legacy, reference, tm
 
 
 @pytest.mark.parametrize("path", ["run", "run/checkpoint_3"])
+@pytest.mark.slow
 def test_logits_and_loss_are_t5x_own(legacy, reference, path):
     state = loaded(legacy.parent.parent / path)
     ours = logits(state, reference)
@@ -156,6 +157,7 @@ def test_bfloat16_and_orbax_forms(legacy, reference, tmp_path):
     np.testing.assert_allclose(logits(loaded(tmp_path / "orbax"), reference), reference["logits"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_scanned_tree_is_read_as_the_network_it_is(tmp_path):
     """As examples/scalable_t5 has it: layers on axis 1, heads apart, a bias in every layer."""
     config = tiny.model(relative_bias_per_layer=True)

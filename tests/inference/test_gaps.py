@@ -143,6 +143,7 @@ def test_texts_side_by_side_are_filled_as_each_alone(trained: limba.TrainedModel
     assert len(one) == 1 and trained.fill(["[MASK]", "___", "<|mask|>"], top=1) == [[one]] * 3
 
 
+@pytest.mark.slow
 def test_a_probability_is_that_of_the_pieces_and_of_any_end(trained: limba.TrainedModel) -> None:
     text = "A text with <extra_id_0> gap."
     (gap,) = trained.fill(text)

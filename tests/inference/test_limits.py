@@ -49,6 +49,7 @@ def test_what_cannot_fit_is_refused_with_the_number_and_the_memory(
 
 
 @pytest.mark.parametrize("config", [T5, DECODER], ids=["T5", "decoder"])
+@pytest.mark.slow
 def test_the_bound_of_a_token_is_no_more_than_its_cache(config: ModelConfig) -> None:
     """So nothing is refused that fits."""
     network = Network(config)

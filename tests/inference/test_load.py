@@ -113,6 +113,7 @@ def test_generated_text_follows_its_fields(run: Path) -> None:
     assert model.tokenize("a\ud83d").tolist() == model.tokenize("a?").tolist()
 
 
+@pytest.mark.slow
 def test_a_language_model_continues_scores_and_encodes(tmp_path: Path) -> None:
     write_run(tmp_path / "run", tiny.language_model(vocab_size=384, num_decoder_layers=1))
     model = limba.load(tmp_path / "run", vocabulary="byte")
@@ -261,6 +262,7 @@ def test_the_example_of_the_page_on_python_runs(
         assert text and 0 < float(probability) < 1
 
 
+@pytest.mark.slow
 def test_an_imported_model_of_bytes_has_its_vocabulary(run: Path, tmp_path: Path) -> None:
     folder = limba.load(run, vocabulary="byte").save(tmp_path / "folder")
     import_folder(folder, tmp_path / "imported")

@@ -110,6 +110,7 @@ def test_a_text_without_an_input_is_scored_as_before(run: TrainedModel) -> None:
 
 
 @pytest.mark.parametrize("how", ["exported", "saved", "exported, and made into a checkpoint"])
+@pytest.mark.slow
 def test_what_is_made_of_a_run_reads_inputs_as_the_run(how: str, run: TrainedModel, tmp_path: Path) -> None:
     """A folder's tokenizer has nothing after a text: the record says it to Limba, and the card to others."""
     causal = dataclasses.replace(run.source.model, prefix_attention="causal")

@@ -508,6 +508,7 @@ def test_rules_are_those_of_one_file(tmp_path: Path) -> None:
         limba.load(tmp_path).generate(["a"], max_tokens=2)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_may_have_more_ids_than_the_model_has_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A padding token that was added without resizing: the model is used as long as no text has it."""
     tokenizer = folders.generic("llama")

@@ -277,6 +277,7 @@ def test_banned_ids_and_repeated_ngrams_are_not_written():
             assert any(len(pair) > len(set(pair)) for pair in pairs) == repeats
 
 
+@pytest.mark.slow
 def test_draws_follow_the_probabilities_and_the_input_alone():
     config = GenerationConfig(max_tokens=1, sample=True, num_samples=4000, temperature=1.5)
     drawn = np.asarray(write(config, [[2]]).tokens[0, :, 0])

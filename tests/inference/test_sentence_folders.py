@@ -88,6 +88,7 @@ def same(folder: Path, wanted: list[torch.Tensor]) -> None:
     np.testing.assert_allclose(vectors, torch.stack(wanted).numpy(), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_each_pooling_by_its_old_key_and_several_by_the_new_one(network: Path, tmp_path: Path) -> None:
     rows = [states(network, text) for text in TEXTS]
     model = limba.load(folder_of(tmp_path / "first", network, {}), vocabulary="byte")

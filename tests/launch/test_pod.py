@@ -181,6 +181,7 @@ def test_an_error_of_creation_is_one_sentence_and_leaves_nothing(
     assert not world_of(laptop).get("pods") and not list(laptop.glob("pods/*"))
 
 
+@pytest.mark.slow
 def test_a_missing_bucket_and_one_in_another_region(laptop: Path) -> None:
     code, _, errors = pod(laptop, "create", "my-pod", TYPE, ZONE, "--bucket=gs://none")
     assert code == 2 and "gcloud storage buckets create gs://none --location=us-central2" in errors
@@ -224,6 +225,7 @@ def test_an_interrupted_wait_says_what_stays(laptop: Path) -> None:
     assert pod(laptop, "delete", "my-pod", "--yes")[0] == 0
 
 
+@pytest.mark.slow
 def test_one_worker_that_fails_its_set_up_is_named_and_nothing_starts(laptop: Path) -> None:
     make_pod(laptop, is_set_up=False)
     worker(laptop, 1).mkdir(parents=True)

@@ -175,6 +175,7 @@ def test_a_connection_refused_once_is_tried_again(laptop: Path) -> None:
     assert (worker(laptop, 1) / ".cache/huggingface/token").read_text() == "hf_secret\n"  # its input came again
 
 
+@pytest.mark.slow
 def test_a_connection_refused_twice_is_said_with_ssh_s_reason(laptop: Path) -> None:
     make_pod(laptop)
     set_world(laptop, deeds=[[["--worker=1", "ssh"], "refuse", 2]])

@@ -132,6 +132,7 @@ def of_version(minor: int) -> str:
     return PYTHON.replace("exec(arguments[1])", other)
 
 
+@pytest.mark.slow
 def test_3_12_is_first_and_an_environment_that_is_made_again_keeps_its_version(machine: Path) -> None:
     write(machine / "bin" / "python3.11", of_version(11))
     code, printed, errors, _ = setup(machine, LIMBA_PIP="yes")
@@ -342,6 +343,7 @@ def test_an_outage_leaves_the_environment_that_worked(machine: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".venv.old", ".venv.limba-former"])
+@pytest.mark.slow
 def test_a_folder_of_the_user_is_never_removed(name: str, machine: Path) -> None:
     """Whatever its name, as where `.venv` was moved away because a sentence asked for it."""
     write(machine / "python", PYTHON)
@@ -421,6 +423,7 @@ LOADS = "import mmap, sys; file = open(sys.argv[1]); kept = mmap.mmap(file.filen
 
 
 @pytest.mark.parametrize("by", ["its command", "its libraries"])
+@pytest.mark.slow
 def test_a_running_program_keeps_its_environment(by: str, machine: Path) -> None:
     write(machine / "python", PYTHON)
     variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
@@ -496,6 +499,7 @@ def test_a_program_that_ends_at_once_is_no_reason_to_refuse(machine: Path) -> No
     assert code == 0 and f"making {environment} with" in printed, errors
 
 
+@pytest.mark.slow
 def test_a_part_whose_packages_have_changed_waits_for_a_running_program(machine: Path) -> None:
     write(machine / "python", PYTHON)
     variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}

@@ -115,6 +115,7 @@ def of_padded_rows(shape):
 
 
 @pytest.mark.parametrize("shape", of_tiers(("plain", "modern"), OTHER_PARAMETERS))
+@pytest.mark.slow
 def test_logits_and_states_equal_transformers(shape):
     config = SHAPES[shape]
     features, real, expected, expected_states = of_padded_rows(shape)
@@ -137,6 +138,7 @@ def test_a_packed_document_has_the_logits_that_transformers_gives_it_alone(shape
     np.testing.assert_allclose(joined[real], expected[real], atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_sees_both_directions_by_the_gradient():
     features = {
         "decoder_input_tokens": jnp.arange(16, dtype=jnp.int32)[None],  # each its own row of the embedding

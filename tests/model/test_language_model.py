@@ -108,6 +108,7 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(layout):
     np.testing.assert_allclose(logits(config, behind, params)[:, :8], alone, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_prefix_is_seen_whole_and_the_rest_causally():
     config = tiny.LANGUAGE_MODEL
     features = batch(2, 8)
@@ -121,6 +122,7 @@ def test_a_prefix_is_seen_whole_and_the_rest_causally():
         assert (difference[:reached] == 0).all() and (difference[reached:] > 0).all()
 
 
+@pytest.mark.slow
 def test_scanned_equals_unrolled_with_dropout_and_remat():
     features = batch(2, 8)
 

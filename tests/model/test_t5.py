@@ -77,6 +77,7 @@ def test_decoder_is_causal() -> None:
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.slow
 def test_packed_equals_unpacked(per_layer: bool) -> None:
     config = tiny.model(relative_bias_per_layer=per_layer)
     rows = tiny.batch(2, inputs=12, targets=5)

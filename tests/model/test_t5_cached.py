@@ -76,6 +76,7 @@ def test_text_equals_transformers(family: str) -> None:
     ("family", "platform", "by_rows"),
     [("t5_1_0", "cpu", False), ("t5_1_0", "cpu", True), ("t5_1_1", "cpu", True), ("umt5", "tpu", False)],
 )
+@pytest.mark.slow
 def test_logits_equal_the_whole_decoders(
     family: str, platform: str, by_rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

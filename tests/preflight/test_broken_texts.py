@@ -44,6 +44,7 @@ def findings(argv: list[str]) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.slow
 def test_it_is_found_and_its_fix_works_as_it_is_typed(name: str) -> None:
     code, language, files = RUNS[name]
     argv = files(language)

@@ -112,6 +112,7 @@ def test_cards_compile_what_runs_there_and_others_a_scan(name: str, chosen: bool
     assert compiler.stand_in(config, wanted).model.scan_layers is compiled
 
 
+@pytest.mark.slow
 def test_the_documented_commands_of_the_figures_are_known() -> None:
     done = subprocess.run([sys.executable, "-m", "benchmarks.preflight", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and all(part in done.stdout for part in ("table", "start", "verdict"))

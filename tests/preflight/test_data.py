@@ -203,6 +203,7 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_a_line_is_there_where_the_data_calls_for_it(
     name: str, run: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +219,7 @@ def test_a_line_is_there_where_the_data_calls_for_it(
     assert line.level == level and fix_text.startswith(fix) and bool(fix_text) == bool(fix)
 
 
+@pytest.mark.slow
 def test_what_fixes_shards_and_padding_does(run: RunConfig) -> None:
     three = types.SimpleNamespace(**{**vars(CHIPS), "hosts": 3})
     for fixed in ({"batch_size": 24, "num_data_shards": 12}, {"batch_size": 9, "num_data_shards": 9}):

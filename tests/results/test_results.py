@@ -150,6 +150,7 @@ def test_some_tasks_of_a_suite_are_chosen(workdir, vocabulary, capsys) -> None:
     assert {cell["task"] for cell in document["cells"]} == {"agreement"}
 
 
+@pytest.mark.slow
 def test_a_task_without_its_files_is_left_out_with_their_address(workdir, vocabulary, capsys) -> None:
     folder_of(tiny.model(vocab_size=1_024), vocabulary, workdir / "model")
     with (workdir / "suite.gin").open("a") as suite:
@@ -261,6 +262,7 @@ def test_figures_of_each_kind(tmp_path) -> None:
         PartOfSpeech("pos", "test.conllu", "test.conllu", tags=30).read(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_bits_per_byte_are_those_of_each_file_and_script(workdir, vocabulary) -> None:
     (workdir / "other.txt").write_text("Здесь один.\nOne is here.\n1 + 1\n")
     task = BitsPerByte("text", ("held.txt", "other.txt"))

@@ -62,7 +62,7 @@ def cells_of(folder: Path) -> dict[tuple[str, str], dict]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_berts_folder_learns_tags(data, monkeypatch, capsys) -> None:
     two_rates = {**SMALL, "learning_rates": (1e-6, 5e-3)}  # the first learns nothing
     monkeypatch.setattr(protocol, "PROTOCOL", dataclasses.replace(PROTOCOL, **two_rates))

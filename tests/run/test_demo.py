@@ -53,6 +53,7 @@ def test_the_demo_s_run_shows_sentences_with_gaps() -> None:
     assert read_gin("gin/demo_gaps.gin", MODEL_DIR="run").evaluation.num_sentences > 0
 
 
+@pytest.mark.slow
 def test_the_second_task_s_pairs_are_phrases_without_their_spaces(prose: Path) -> None:
     config = read_gin("gin/demo_spaces.gin", MODEL_DIR="run", CORPUS=str(prose))
     documents = source_of_files(str(prose), "text", config.data.validation_percent).documents(

@@ -332,6 +332,7 @@ def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: P
     assert set(judge.copied()) == {"lengths", "chrf", "chrf++"}
 
 
+@pytest.mark.slow
 def test_scores_of_written_text_are_its_log_likelihood() -> None:
     """Greedy's own score, token by token, is what the whole decoder says of the same text."""
     config = SMALL

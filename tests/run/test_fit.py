@@ -289,6 +289,7 @@ def test_wrong_calls_of_a_model_are_told(model: limba.TrainedModel) -> None:
             call()
 
 
+@pytest.mark.slow
 def test_a_model_says_what_it_is(model: limba.TrainedModel) -> None:
     size = sum(array.size for array in model.arrays().values())
     assert repr(model) == (

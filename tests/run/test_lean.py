@@ -168,7 +168,7 @@ def test_a_run_of_our_tasks_needs_neither(tmp_path: Path, absent: tuple[str, ...
     assert printed(RUN, str(tmp_path), absent=absent)[-1] == "imported []"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_model_is_trained_asked_and_evaluated_without_them(tmp_path: Path) -> None:
     told = [json.loads(line) for line in printed(COMMANDS + TRAINED, str(tmp_path), absent=ABSENT)]
     assert [status for status, _ in told] == [0, 0, 0], told

@@ -33,6 +33,7 @@ def step_of(seconds: float) -> Callable[[jax.Array], jax.Array]:
 @pytest.mark.parametrize(
     ("seconds", "fewest", "most"), [pytest.param(0.6, 1, 2, marks=pytest.mark.slow), (0.01, 3, MOST)]
 )
+@pytest.mark.slow
 def test_a_second_s_steps_have_begun_and_not_ended(seconds: float, fewest: int, most: int) -> None:
     step = step_of(seconds)
     limit = DispatchLimit()

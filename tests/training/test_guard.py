@@ -181,6 +181,7 @@ def test_a_batch_that_gives_nan_is_dropped_and_its_row_named(guarded: Guarded) -
     assert math.isfinite(figures["loss"]) and any((a != b).any() for a, b in zip(leaves(state), before, strict=True))
 
 
+@pytest.mark.slow
 def test_losses_of_rows_are_those_of_the_batch() -> None:
     network = Network(SMALL, tiny.mesh_of(MeshConfig(2, 2, 2), 8))
     params = tiny.parameters(SMALL)

@@ -38,6 +38,7 @@ def optimizer_of(folder: Path, **flags: object) -> OptimizerConfig:
 
 
 @pytest.mark.parametrize("family", ["t5_1_0", "umt5"])
+@pytest.mark.slow
 def test_eight_steps_are_those_of_torch_with_the_trainers_groups(family: str, tmp_path: Path) -> None:
     ours = optimizer_of(tmp_path)
     model = reference_model(family)

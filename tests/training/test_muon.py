@@ -68,6 +68,7 @@ def test_momentum_is_nesterov_s() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 96), (3, 96, 32), (2, 64, 64)])
+@pytest.mark.slow
 def test_singular_values_end_near_one_also_in_bfloat16(shape: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)
     left, _, right = np.linalg.svd(random.standard_normal(shape), full_matrices=False)

@@ -214,6 +214,7 @@ def real_tokens(corpus, vocabulary) -> np.ndarray:
     return np.concatenate([part["targets"] for part in dataset.as_numpy_iterator()])
 
 
+@pytest.mark.slow
 def test_whole_words_are_whole(corpus, vocabulary):
     loaded = load_vocabulary(str(vocabulary), 100)
     tokens = real_tokens(corpus, loaded)

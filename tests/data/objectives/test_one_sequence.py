@@ -112,6 +112,7 @@ def test_rows_of_the_hub_are_rewritten_and_its_test_split_taken(tmp_path):
 
 
 @pytest.mark.parametrize(("lengths", "sides"), [({"targets": 26, "prefix": 20}, (20, 6)), ({"targets": 20}, (10, 10))])
+@pytest.mark.slow
 def test_a_row_of_a_pair_is_that_of_seqio_s_prefix_lm(lengths, sides, tmp_path):
     """As T5X's decoder-only models read inputs and targets, of equal lengths and of others."""
     texts = ["a", "many words are too long for the inputs", "short", "as long as it may"]

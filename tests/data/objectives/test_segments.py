@@ -45,6 +45,7 @@ def test_joined_segments_are_the_text_and_fit(script: str, limit: int) -> None:
     st.text(max_size=30),
     st.integers(2, 90),
 )
+@pytest.mark.slow
 def test_any_text_is_joined_again(parts: list[str], more: str, limit: int) -> None:
     text = "".join([*parts, more, *parts[:1]])
     segments = segments_of(text, len, limit)

@@ -291,6 +291,7 @@ def write_corpus(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz"])
+@pytest.mark.slow
 def test_each_of_four_hosts_reads_a_quarter_of_the_corpus(tmp_path, kind, monkeypatch):
     monkeypatch.undo()
     write_corpus(tmp_path / "corpus", kind)

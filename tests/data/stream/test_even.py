@@ -218,6 +218,7 @@ def test_epochs_rise_where_documents_make_any_number_of_rows(corpus: Path) -> No
 
 @pytest.mark.parametrize("length", [32, 512])
 @pytest.mark.parametrize(("objective", "pack"), [("causal_lm", False), ("causal_lm", True), ("span_corruption", False)])
+@pytest.mark.slow
 def test_epochs_are_those_of_the_rows_and_not_of_what_was_read_ahead(objective, pack, length, tmp_path: Path) -> None:
     """By the tokens of a corpus of 1 MB, from the first batches on; and after resuming in the middle."""
     path = tmp_path / "train.txt"

@@ -92,6 +92,7 @@ def assert_same(ours: Vocabulary, theirs: seqio.Vocabulary, lines: Iterable[str]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.slow
 def test_sentencepiece_gives_seqio_s_ids(script: str, model: str) -> None:
     lines = text_of(script)
     assert sum(len(line.encode()) for line in lines) >= MEGABYTE and len(set("".join(lines))) > 60

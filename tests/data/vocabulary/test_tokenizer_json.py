@@ -37,6 +37,7 @@ def mixed(texts, count):
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
 @pytest.mark.parametrize("normalization", ["nmt_nfkc", "identity"])
+@pytest.mark.slow
 def test_ids_are_sentencepieces(texts, tmp_path, byte_fallback, normalization):
     path = str(tmp_path / "v.model")
     train_vocabulary(

@@ -130,6 +130,7 @@ def test_the_dummy_space_is_no_byte_of_the_text(vocabulary):
     assert total([packed], document_starts([packed], 1, True, False)) == num_bytes
 
 
+@pytest.mark.slow
 def test_one_with_masks_puts_texts_between_cls_and_sep_in_rows_and_in_transformers(tmp_path, corpus):
     new = NewVocabulary(str(tmp_path / "masks.model"))
     count = new.train(corpus.read_bytes().splitlines(), 600, masks=True)

@@ -128,6 +128,7 @@ def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple, ha
     assert np.max(compare(arrays, with_rule(mask, *rule), direction, has_wgmma, interpret=True)) < 1e-5
 
 
+@pytest.mark.slow
 def test_blocks_beyond_a_window_and_after_a_causal_row_are_not_read() -> None:
     """A weight of 0 times NaN would be NaN."""
     (query, key, value, _), mask, _ = inputs(2, 320, 320, 1, 16, False, False, "float32")

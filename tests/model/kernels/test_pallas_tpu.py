@@ -116,6 +116,7 @@ def test_windows_and_tokens_own_masks_give_what_the_einsum_gives(rule: tuple) ->
         np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max(), rtol=0)
 
 
+@pytest.mark.slow
 def test_blocks_beyond_a_window_are_not_read() -> None:
     """A weight of 0 times NaN would be NaN."""
     (query, key, value, _), _, _ = inputs(2, 640, 640, 1, 16, False, False, "float32")

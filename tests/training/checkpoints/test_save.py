@@ -447,6 +447,7 @@ while status:
 """
 
 
+@pytest.mark.slow
 def test_of_a_step_and_the_one_that_replaces_it_a_kill_leaves_one(tmp_path: Path) -> None:
     states.save(tmp_path / "old", 10)
     states.save(tmp_path / "new", 10)
