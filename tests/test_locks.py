@@ -128,6 +128,7 @@ def imported_in(folder: Path) -> set[str]:
     return {str(canonicalize_name(INSTALLED_AS.get(package, package))) for package in packages}
 
 
+@pytest.mark.slow
 def test_limba_imports_each_package_that_it_asks_for() -> None:
     """What only another package imports is that package's to ask for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -32,6 +32,7 @@ def run(program: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_path_without_a_model_needs_neither_a_front_end_nor_what_trains() -> None:
     program = """import sys, limba
 try:

@@ -143,6 +143,7 @@ def test_two_commands_lead_to_an_encoder_that_fills_masks(workdir: Path, ran: Ca
     assert len(fills) == 3 and all(0 < fill.probability < 1 for fill in fills)
 
 
+@pytest.mark.slow
 def test_written_files_are_a_run_and_are_not_overwritten(
     workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def test_written_files_are_a_run_and_are_not_overwritten(
     assert {path: path.read_text() for path in files} == files
 
 
+@pytest.mark.slow
 def test_a_language_model_has_the_same_files_and_a_prompt_for_each_sentence(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +239,7 @@ def test_the_script_of_a_text_with_a_few_commands(code: str, text: str) -> None:
         counting.check_language(others[code], [text.encode()])
 
 
+@pytest.mark.slow
 def test_the_script_starts_again_where_only_the_command_is_installed(workdir: Path) -> None:
     """Beside no launch/pretrain.sh, as in a folder of one's own: on a machine without Limba it is one sentence."""
     assert main(["new", "nn", "--corpus=data/a.jsonl", "--hardware=cpu", "--days=0.01"]) == 0
@@ -269,6 +272,7 @@ def test_the_script_starts_again_where_only_the_command_is_installed(workdir: Pa
     assert help_text.startswith("Trains gin/nn_tiny.gin on cpu") and "RETRIES=10" in help_text
 
 
+@pytest.mark.slow
 def test_an_encoder_has_masks_in_its_prompts(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--corpus=data/a.jsonl", "--hardware=cpu", "--days=0.01", "--kind=encoder", "--language=en"]
     assert main(["new", "bert_1", *flags]) == 0

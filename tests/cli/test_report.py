@@ -85,6 +85,7 @@ def test_a_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureF
     assert main.main(["report", str(run), str(other)]) == 0 and (run / "compared.html").exists()
 
 
+@pytest.mark.slow
 def test_an_evaluation_without_a_finite_number_leaves_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

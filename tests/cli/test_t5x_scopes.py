@@ -317,6 +317,7 @@ def random_text(seed: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 def test_random_scopes_and_macros_are_as_in_gin(tmp_path):
     for kind in ("Outer", "Middle", "Inner"):
         if f"{MODULE}.{kind}" in gin.config._REGISTRY:  # pyright: ignore

@@ -189,6 +189,7 @@ DOCUMENTS = [
     ],
     ids=["plain", "no copy", "ends", "append_eos"],
 )
+@pytest.mark.slow
 def test_our_encoder_gives_what_seqio_s_tokenization_gives(
     step: Callable, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +272,7 @@ def test_a_document_that_fails_and_is_ignored_takes_no_other_along(tmp_path: Pat
     assert numbers == [b"%d" % number for number in range(NUM_TEXTS) if number % 10 != 7]
 
 
+@pytest.mark.slow
 def test_the_shards_of_files_share_one_graph(tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shard's tracing took a second, and so the first batch of sixteen a quarter of a minute."""
     calls = []

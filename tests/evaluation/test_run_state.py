@@ -39,6 +39,7 @@ def test_a_run_that_trains_has_no_ending() -> None:
     assert standing([START], None, None) is None  # a copy of the directory of a run that trains elsewhere
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_says_so_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = recorded(tmp_path)
     append(run, {"kind": "end", "step": 320, "reason": "The loss of step 321 is nan.", "failed": True})

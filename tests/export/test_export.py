@@ -622,6 +622,7 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     assert not any(spelled[fill.ids[0]].startswith(b" ") for fill in ours[1])
 
 
+@pytest.mark.slow
 def test_greedy_text_that_goes_astray_fails():
     config = config_of("t5_1_1")
     arrays = arrays_of(config)

@@ -92,6 +92,7 @@ def test_its_vectors_are_those_of_the_exported_encoder(run):
         np.testing.assert_allclose(states.mean(dim=0).numpy(), vector, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_an_encoder_cannot_do_is_said_with_what_it_can(run, vocabulary, tmp_path):
     config = tiny.language_model(attention_mask="bidirectional", vocab_size=1024)
     write_run(tmp_path / "run", config)

@@ -166,6 +166,7 @@ def _is_set(name: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.slow
 def test_an_irrelevant_key_changes_no_logits_of_transformers(kind):
     base, _ = made(kind, {})
     wanted = theirs(base, kind)

@@ -89,6 +89,7 @@ def test_logits_and_loss_are_t5x_own(legacy, reference, path):
     assert abs(float((nats * reference["batch/decoder_loss_weights"]).sum()) / reference["loss"] - 1) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_optimizer_goes_on_where_it_can(legacy, reference):
     state = loaded(legacy)
     assert int(state.step) == 3
@@ -139,6 +140,7 @@ def test_factored_averages_mean_what_optax_means(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), restored.opt_state, opt_state)
 
 
+@pytest.mark.slow
 def test_bfloat16_and_orbax_forms(legacy, reference, tmp_path):
     stored = t5x.open_checkpoint(legacy)
     half = t5x.open_checkpoint(t5x.write_legacy(tmp_path / "half", 3, stored, dtype="bfloat16"))
@@ -221,6 +223,7 @@ def test_a_checkpoint_of_mesh_tensorflow_is_told_where_its_model_lies_for_t5x():
             check_initial(path)
 
 
+@pytest.mark.slow
 def test_other_networks_are_refused(legacy):
     with pytest.raises(InputError, match="lacks decoder/layers_2"):
         loaded(legacy, ModelConfig(**{**vars(CONFIG), "num_decoder_layers": 3}))

@@ -39,6 +39,7 @@ def fine_tuned(folder: Path, out: Path, auto: str) -> Path:
 @pytest.mark.parametrize(
     "kind", ["EuroBERT, texts", pytest.param("ModernBERT, tokens", marks=pytest.mark.night), "T5, tokens"]
 )
+@pytest.mark.slow
 def test_vectors_are_those_of_the_encoder_and_nothing_else_is_offered(
     kind: str, tmp_path: Path, vocabulary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -494,6 +494,7 @@ def test_the_search_that_a_file_asks_for(tmp_path: Path, caplog: pytest.LogCaptu
     assert f"{path} asks for num_beams 4 and length_penalty 2.0, which transformers does" in caplog.text
 
 
+@pytest.mark.slow
 def test_rules_are_those_of_one_file(tmp_path: Path) -> None:
     """config.json's count only where generation_config.json is missing, as in transformers; it is named then."""
     tokenizer = folders.generic("unigram")

@@ -241,6 +241,7 @@ def test_one_worker_that_fails_its_set_up_is_named_and_nothing_starts(laptop: Pa
     assert "wrong" not in (worker(laptop, 1) / "set_up").read_text()  # a set-up that failed leaves nothing to the next
 
 
+@pytest.mark.slow
 def test_workers_of_different_commits_do_not_start(laptop: Path) -> None:
     make_pod(laptop)
     git(worker(laptop, 1) / "limba", "commit", "-q", "--allow-empty", "-m", "x")
@@ -545,6 +546,7 @@ GCLOUD = re.findall(
 )
 
 
+@pytest.mark.slow
 def test_the_page_s_commands_are_taken(laptop: Path) -> None:
     shutil.copytree(ROOT / "gin", laptop / "checkout" / "gin", dirs_exist_ok=True)
     git(laptop / "checkout", "add", "-A")

@@ -189,6 +189,7 @@ def test_a_connection_refused_twice_is_said_with_ssh_s_reason(laptop: Path) -> N
     assert pod(laptop, "status", "my-pod")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_start_whose_answer_was_lost_is_not_made_twice(laptop: Path) -> None:
     """The connection breaks after the command came through: the second try finds the run of the first."""
     make_pod(laptop)
@@ -200,6 +201,7 @@ def test_a_start_whose_answer_was_lost_is_not_made_twice(laptop: Path) -> None:
     assert len(started(laptop, 1, 1)) == 1
 
 
+@pytest.mark.slow
 def test_an_expired_login_is_said_whole(laptop: Path) -> None:
     set_world(laptop, errors=[[["--zone=us-central2-b"], LOGIN, 1]])
     code, _, errors = pod(laptop, "create", "my-pod", TYPE, ZONE)
@@ -303,6 +305,7 @@ def test_watch_outlives_a_silent_worker_and_an_expired_login(laptop: Path) -> No
     assert nothing_hangs(laptop)
 
 
+@pytest.mark.slow
 def test_watch_stops_the_others_when_one_worker_failed(laptop: Path) -> None:
     make_pod(laptop)
     (laptop / "deeds" / "0").write_text("1")

@@ -207,6 +207,7 @@ def test_a_row_can_say_its_own_mask_and_is_then_that_of_its_network(attention, i
     np.testing.assert_allclose(mixed, np.where(which[..., None] > 0, both, causal), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_hybrid_predicts_a_token_from_the_others_alone():
     params = noisy_parameters(ENCODER)
     hybrid = dataclasses.replace(ENCODER, attention_mask="hybrid")

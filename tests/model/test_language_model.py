@@ -136,6 +136,7 @@ def test_scanned_equals_unrolled_with_dropout_and_remat():
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "t5x"])
+@pytest.mark.slow
 def test_first_loss_is_about_ln_v_and_half(layout):
     """But for T5X's tied head, whose embeddings of variance 1 favour the token that is read: as in T5 1.0."""
     config = LAYOUTS[layout]

@@ -65,6 +65,7 @@ def test_there_are_twelve_of_all_kinds() -> None:
     assert {path.parent.name for path in BROKEN} == {"gin", "task", "vocabulary", "data", "storage"}
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_with_what_they_break(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, document = verdict(capsys, "tests/broken/sound.gin", "--no_compile", "--topology=v4-8")
     assert (code, document["verdict"]) == (0, "go"), found(document, "error") + found(document, "warning")

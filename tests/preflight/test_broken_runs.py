@@ -110,6 +110,7 @@ def test_nothing_is_said_of_a_gin_file_that_is_shipped(name: str) -> None:
         ("nb_encoder_base", "da", ["--gin.LANGUAGE='da'", "--gin.NEW_VOCABULARY_SIZE=900", "--gin.VOCAB_SIZE=1024"]),
     ],
 )
+@pytest.mark.slow
 def test_nothing_is_said_of_a_shipped_run_on_sound_text(
     name: str, language: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -346,6 +346,7 @@ def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
     assert "Fix: config.RunConfig.num_microbatches = " in fix or "Fix: config.ModelConfig.remat = 'full'" in fix
 
 
+@pytest.mark.slow
 def test_memory_by_arithmetic_counts_what_the_step_really_computes() -> None:
     """Whole logits where they are asked for, and scores where the kernel takes no such heads or rows."""
     card = topology("rtx4090-1")

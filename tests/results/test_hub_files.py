@@ -80,6 +80,7 @@ alike/Similarity.score = 'score'
 )
 
 
+@pytest.mark.slow
 def test_parquet_of_the_hub_is_read_as_local_json_lines_are_for_each_kind_of_task(hub, tmp_path) -> None:
     folder = tmp_path / "hub" / "me" / "data" / "main"
     (tmp_path / "local").mkdir()

@@ -52,6 +52,7 @@ def saved_by_transformers(name: str, vocabulary: Path, folder: Path) -> Path:
     "name",
     ["t5", "llama", "eurobert", *(pytest.param(name, marks=pytest.mark.night) for name in ("gpt2", "modernbert"))],
 )
+@pytest.mark.slow
 def test_limba_and_transformers_score_a_folder_alike(name, vocabulary, tmp_path) -> None:
     folder = saved_by_transformers(name, vocabulary, tmp_path)
     ours = scoring.open_scorers(str(folder))[0]

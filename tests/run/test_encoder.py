@@ -181,6 +181,7 @@ def test_preflight_looks_at_an_encoder(tmp_path: Path, corpus: Path, vocabulary:
     assert "In the run these are 9,216 masked tokens; the output layer computes 24 of a row." in shown
 
 
+@pytest.mark.slow
 def test_what_an_encoder_s_run_cannot_do_is_said_before_it_starts(
     tmp_path: Path, corpus: Path, vocabulary: Path
 ) -> None:

@@ -412,6 +412,7 @@ def test_rows_of_a_t5_begin_with_its_tokenizers_template(objective: str, tmp_pat
     assert longest == lengths, "the rows are full"
 
 
+@pytest.mark.slow
 def test_an_end_with_the_id_of_padding_has_its_weight(tmp_path: Path) -> None:
     model = saved(tmp_path / "folder", "llama", "padding_is_end")
     config = run_of(tmp_path / "folder", "llama", tmp_path)

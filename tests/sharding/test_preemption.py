@@ -75,6 +75,7 @@ def test_a_signal_before_the_first_step_ends_at_once(number: signal.Signals, sta
     assert errors == f"{number.name} ended the run before a step was done; the same command starts it again.\n"
 
 
+@pytest.mark.slow
 def test_a_second_sigint_ends_a_process_whose_step_does_not(tmp_path: Path) -> None:
     with Processes(tmp_path, 1, odd_step=3) as processes:
         time.sleep(0.5)

@@ -44,6 +44,7 @@ def files_in(folder: epath.Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_what_is_done_in_a_folder_is_done_in_no_other(place: epath.Path, name: str) -> None:
     run = place / name
     wanted = files_in(place)

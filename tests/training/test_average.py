@@ -212,6 +212,7 @@ def test_an_average_goes_on_behind_another_chain(tmp_path: Path, caplog: pytest.
         assert_equal(average_of(restored).average, state.params)
 
 
+@pytest.mark.slow
 def test_a_moved_array_of_the_optimizer_is_refused(tmp_path: Path) -> None:
     adafactor, adamw = (Run(name) for name in ("adafactor", "adamw"))
     for run in (adafactor, adamw):
@@ -227,6 +228,7 @@ def test_a_moved_array_of_the_optimizer_is_refused(tmp_path: Path) -> None:
             Run(run.name, **fields).restored(tmp_path / run.name)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_used_is_the_average_unless_the_run_has_none(tmp_path: Path) -> None:
     run = Run()
     state = run.new()

@@ -41,6 +41,7 @@ def test_loss_is_what_t5x_defines_with_smoothing() -> None:
 
 
 @pytest.mark.parametrize(("mesh", "smoothing"), [(None, 0.1), (MeshConfig(2, 1, 1), 0.0), (MeshConfig(1, 2, 2), 0.1)])
+@pytest.mark.slow
 def test_loss_in_chunks_and_its_gradients_equal_whole_logits(mesh: MeshConfig | None, smoothing: float) -> None:
     random = np.random.default_rng(0)
     states, head = (jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in ((8, 5, 16), (16, 48)))

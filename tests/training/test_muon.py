@@ -126,6 +126,7 @@ def test_a_run_in_bfloat16_iterations_has_the_losses_of_one_in_float32() -> None
         (MeshConfig(2, 2, 2), True, {"other", "all-gather"}),
     ],
 )
+@pytest.mark.slow
 def test_each_device_makes_its_share_of_the_matrices_orthogonal(
     mesh_config: MeshConfig, shard_update: bool, kinds: set[str]
 ) -> None:

@@ -135,6 +135,7 @@ LANDING = [
         for choices in itertools.product(["auto", "float32", "bfloat16"], [1, 2], [False, True])
     ],
 )
+@pytest.mark.slow
 def test_devices_add_their_gradients_once_in_the_dtype_that_is_asked_for(
     reduce_dtype: str, parts: int, sharded: bool
 ) -> None:

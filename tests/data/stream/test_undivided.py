@@ -190,6 +190,7 @@ def test_other_documents_the_second_time_are_one_sentence(policy: str, caplog: p
     stream.close()
 
 
+@pytest.mark.slow
 def test_epochs_begin_anew_at_the_first_shard() -> None:
     """As `shard`, then `repeat`: 1,001 documents are 251 of the first shard and 250 of the others, in each epoch."""
     function = Function()
@@ -202,6 +203,7 @@ def test_epochs_begin_anew_at_the_first_shard() -> None:
     stream.close()
 
 
+@pytest.mark.slow
 def test_a_preprocessor_reads_it_at_two_places() -> None:
     def negatives(dataset: tf.data.Dataset) -> tf.data.Dataset:
         joined = lambda one, other: {"inputs": one["inputs"], "targets": other["targets"]}
@@ -355,6 +357,7 @@ def test_documents_that_wait_for_a_shard_that_is_behind_are_in_files(monkeypatch
     assert [len(list(reading)) for reading in readings] == [100, 100, 100]
 
 
+@pytest.mark.slow
 def test_a_shard_without_a_document_is_named() -> None:
     function = Function(num_texts=3)
     stream = open_stream(task_of(function), LENGTHS, config_of(), range(NUM_SHARDS))

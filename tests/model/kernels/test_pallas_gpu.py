@@ -161,6 +161,7 @@ def a100() -> contextlib.AbstractContextManager:
         (True, False, 512, 512, (True, 64)),
     ],
 )
+@pytest.mark.slow
 def test_triton_takes_the_kernels(
     causal: bool, has_bias: bool, queries: int, keys: int, rule: tuple[bool, int | None] | None
 ) -> None:
