@@ -27,7 +27,7 @@ from limba.formats.architectures import HEAD, rows, written
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
 from limba.formats.huggingface_config import config_json
 from limba.formats.huggingface_tokenizer import write_tokenizer
-from limba.formats.names import Stored, blocks_of, read_ahead, size_of, unflatten, write_safetensors
+from limba.formats.names import Stored, blocks_of, read_ahead, size_of, unflatten, write_block, write_safetensors
 from limba.formats.t5x import numpy_dtype
 from limba.storage.files import read_text
 
@@ -331,7 +331,7 @@ def write_flax(
 
         for position, block in read_ahead(placed_blocks()):
             file.seek(position)
-            file.write(block)
+            write_block(file, block)
     unfinished.replace(directory / FLAX_FILE)
 
 

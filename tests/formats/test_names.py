@@ -1,5 +1,6 @@
-"""Arrays are read while the ones before them are written, and arrays of any layout are copied."""
+"""Arrays are read while the ones before them are written, arrays of any layout are copied, and blocks are written."""
 
+import io
 import itertools
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from limba.config import InputError
-from limba.formats.names import STRIP, copy_to, read_ahead
+from limba.formats.names import STRIP, WRITE_BYTES, copy_to, read_ahead, write_block
 
 LAYOUTS = {
     "in C order": lambda array: array,
@@ -82,3 +83,11 @@ def test_a_copy_has_any_rank(shape: tuple[int, ...]) -> None:
     out = np.empty(array.shape)
     copy_to(array, out)
     assert np.array_equal(out, array)
+
+
+@pytest.mark.parametrize("length", [0, 1, WRITE_BYTES, WRITE_BYTES + 1, 3 * WRITE_BYTES - 1])
+def test_a_block_of_any_length_is_written_whole(length: int) -> None:
+    block = np.random.default_rng(0).bytes(length)
+    file = io.BytesIO()
+    write_block(file, memoryview(block))
+    assert file.getvalue() == block
