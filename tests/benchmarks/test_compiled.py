@@ -49,6 +49,16 @@ PROGRAM = """HloModule jit_step, is_scheduled=true
   ROOT %add.2 = f32[] add(%a, %a), backend_config={"estimated_cycles":"5"}
 }
 
+%start (p.4: f32[4,256]) -> f32[16,256] {
+  %p.4 = f32[4,256]{1,0} parameter(0)
+  ROOT %all-gather.4 = f32[16,256]{1,0} all-gather(%p.4), backend_config={STARTS}
+}
+
+%step (p.5: f32[4,256]) -> f32[16,256] {
+  %p.5 = f32[4,256]{1,0} parameter(0)
+  ROOT %all-gather.5 = f32[16,256]{1,0} all-gather(%p.5), backend_config={STEP}
+}
+
 ENTRY %main (x: f32[4,256]) -> f32[4,256] {
   %x = f32[4,256]{1,0} parameter(0)
   %while.1 = (s32[], f32[4,256]{1,0}) while(%t), condition=%condition, body=%body
@@ -58,9 +68,14 @@ ENTRY %main (x: f32[4,256]) -> f32[4,256] {
   %fusion.3 = bf16[16,128]{1,0} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.2
   %both.1 = ((f32[4]{0}, bf16[8]{0}), (f32[2]{0}, bf16[4]{0})) reduce-scatter-start(%x, %y), dimensions={0}
   %both.2 = ((f32[4]{0}, bf16[8]{0}), (f32[8]{0}, bf16[16]{0})) all-to-all-start(%x, %y), dimensions={0}
+  %start.1 = f32[16,256]{1,0} fusion(%x), kind=kCustom, calls=%start
+  %step.1 = f32[16,256]{1,0} fusion(%x), kind=kOutput, calls=%step
   ROOT %copy.1 = f32[4,256]{1,0} copy(%x), backend_config={"estimated_cycles":"7"}
 }
 """
+# What libtpu writes of a gather that runs beside other work: its start, and a fusion with a step of it.
+PROGRAM = PROGRAM.replace("STARTS", '"async_collective_fusion_config":{"flag_start":"-1","flag_end":"-1"}')
+PROGRAM = PROGRAM.replace("STEP", '"async_collective_fusion_config":{"flag_start":"2","flag_end":"15"}')
 SCHEDULE = """= control target key start
 LB: loop body
 
@@ -77,12 +92,12 @@ second_minor_factor: 1 */ }
 def test_costs_multiply_loops_and_leave_out_what_is_inside_a_fusion() -> None:
     costs = costs_of_program(PROGRAM)
     assert costs.fusion_cycles == 5 * 100 + 7
-    assert costs.fusions == 5 * 1 + 1
+    assert costs.fusions == 5 * 1 + 3
     assert costs.kernels == {"a": 5, "b": 5}
     assert costs.product_flops == 5 * 2 * 4 * 256 * 8
-    assert costs.collectives == {"all-reduce": 5, "all-gather": 1, "reduce-scatter": 3, "other": 1}
+    assert costs.collectives == {"all-reduce": 5, "all-gather": 2, "reduce-scatter": 3, "other": 1}
     assert costs.collective_bytes["all-reduce"] == 5 * (4 * 256 * 4 + 128 * 2)
-    assert costs.collective_bytes["all-gather"] == 16 * 256 * 4
+    assert costs.collective_bytes["all-gather"] == 2 * 16 * 256 * 4
     assert costs.collective_bytes["reduce-scatter"] == 4 * 256 * 4 + 64 * 128 * 2 + (4 * 4 + 8 * 2)
     assert costs.collective_bytes["other"] == 8 * 4 + 16 * 2
     with pytest.raises(ValueError, match="unknown length"):

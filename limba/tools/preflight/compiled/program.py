@@ -12,6 +12,9 @@ INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(
 CALLED = re.compile(r"(?:body|condition|calls|to_apply|\w+_computations)=\{?((?:%[\w.\-]+[, ]*)+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# A collective that runs beside other work stands in its start, whose flag is -1, and again in each fusion with a step of
+# it, whose flags say which.
+LATER_STEP = re.compile(r'"async_collective_fusion_config":\{"flag_start":"\d')
 PALLAS = re.compile(r'"(tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
@@ -65,7 +68,7 @@ def costs_of_program(text: str) -> ProgramCosts:
                 costs.fusion_cycles += times * int(cycles[1])
             if operation == "fusion" and not inside_fusion:
                 costs.fusions += times
-            if operation in COLLECTIVES:
+            if operation in COLLECTIVES and not LATER_STEP.search(rest):
                 # In a computation of this name a TPU's compiler writes a reduce-scatter.
                 is_scatter = name.startswith("all-reduce-scatter")
                 kind = "reduce-scatter" if is_scatter else COLLECTIVES[operation]
