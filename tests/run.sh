@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Sets up .venv, checks style and types, and runs the tests.
 #
-#   bash tests/run.sh               all but the slow tests: eight minutes
+#   bash tests/run.sh               all but the slow tests: seven and a half minutes
 #   bash tests/run.sh --all         one slow test of each kind, too, and the numeric core and a short run on Python
-#                                   3.12 with its newer jax, which users get: 26 minutes; what .ci/run calls
+#                                   3.12 with its newer jax, which users get: 25 minutes; what .ci/run calls
 #   bash tests/run.sh --night       all slow tests, those on Slurm, other Pythons, and under load: hours
 #   bash tests/run.sh -m long       the longest ones, minutes each
 #   bash tests/run.sh -m fast       before each commit: lint, the numeric core, and the tests of the changed modules;
