@@ -12,8 +12,8 @@ INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(
 CALLED = re.compile(r"(?:body|condition|calls|to_apply|\w+_computations)=\{?((?:%[\w.\-]+[, ]*)+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-# A collective that runs beside other work stands in its start, whose flag is -1, and again in each fusion with a step of
-# it, whose flags say which.
+# A collective that runs beside other work stands in its start, whose flag is -1, and again in each fusion that has a
+# step of it, whose flags say which.
 LATER_STEP = re.compile(r'"async_collective_fusion_config":\{"flag_start":"\d')
 PALLAS = re.compile(r'"(tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
