@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from limba.config import InputError
-from limba.formats.names import STRIP, WRITE_BYTES, copy_to, read_ahead, write_block
+from limba.formats.names import STRIP, STRIP_ROWS, WRITE_BYTES, copy_to, read_ahead, write_block
 
 LAYOUTS = {
     "in C order": lambda array: array,
@@ -69,7 +69,9 @@ def test_a_caller_that_fails_ends_the_reading() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("shape", [(STRIP, STRIP), (3 * STRIP + 1, 2 * STRIP - 1), (3, 5), (STRIP, 3)])
+@pytest.mark.parametrize(
+    "shape", [(STRIP, STRIP), (3 * STRIP + 1, 2 * STRIP - 1), (3, 5), (STRIP, 3), (3, 2 * STRIP_ROWS + 1)]
+)
 def test_a_copy_of_any_layout_has_its_values(shape: tuple[int, int], dtype: type, layout: str) -> None:
     array = LAYOUTS[layout](np.arange(shape[0] * shape[1]).reshape(shape).astype(dtype))
     out = np.full(array.shape, -1, dtype)
