@@ -446,7 +446,7 @@ def _forward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
         highest = jnp.max(scores, axis=0, keepdims=True)
         weights = jnp.exp(scores - highest).astype(value.dtype)
         # The product sums the weights too, for rows of ones below the values: half of the matrix units' rows are free.
-        # A sum of [K, Q] in vector units takes an eighth more cycles, and is of weights that are not rounded.
+        # On a v4 a sum of [K, Q] in vector units takes an eighth more cycles, and is of weights that are not rounded.
         width, num_keys = value.shape
         ones = jnp.ones((SUBLANES, num_keys), value.dtype)
         sums = _product(jnp.concatenate([value, ones], axis=0), weights, 1, 0)
@@ -480,9 +480,9 @@ def _backward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
         to_value = _product(g.astype(v.dtype), rounded, 1, 1)
         # The weights of a query that sees nothing do not depend on its scores.
         g = jnp.where(highest > HIDDEN_SCORE / 2, g, 0).astype(v.dtype)
-        # The mean of `to_weights` over the keys: what was attended, times its gradient. One more product takes a sixth
-        # fewer cycles than the sum of [K, Q], with heads of 128 a fortieth more. What was saved of the forward pass is
-        # rounded once more, and made the bias's gradient 2-4 times less exact in bfloat16.
+        # The mean of `to_weights` over the keys: what was attended, times its gradient. On a v4 one more product takes
+        # a sixth fewer cycles than the sum of [K, Q], with heads of 128 a fortieth more. What was saved of the forward
+        # pass is rounded once more, and made the bias's gradient 2-4 times less exact in bfloat16.
         sums = _product(v, rounded, 1, 0)
         mean = jnp.sum(sums * g.astype(jnp.float32), axis=0, keepdims=True) * share
         to_weights = _product(v, g, 0, 0)
