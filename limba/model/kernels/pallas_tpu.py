@@ -33,7 +33,7 @@ SCORES_IN_VMEM = 512 * 512  # of one example; a float32 copy takes 1 of VMEM's 1
 MOST_KEYS = SCORES_IN_VMEM // LANES  # of a row: a program has at least as many queries as lanes
 MOST_OF_A_BLOCK = LANES * (math.isqrt(SCORES_IN_VMEM // 3) // LANES)  # a program has a block of queries, three of keys
 WIDEST_WINDOW = 2 * MOST_OF_A_BLOCK
-SCORES_PER_PROGRAM = 2 * SCORES_IN_VMEM  # a second example uses the time that matrix units wait: 18 % fewer cycles
+SCORES_PER_PROGRAM = 2 * SCORES_IN_VMEM  # a second example uses the time that matrix units wait: a tenth fewer cycles
 MAX_EXAMPLES_PER_PROGRAM = 8  # their code is unrolled
 SHORT_ROW = 4  # blocks, of which a window's program reads three: all keys take fewer cycles there
 
