@@ -27,8 +27,8 @@ from limba.storage import failures, servers
 # The system's errors for a wrong path, as opposed to a failing disk or network.
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
 
-# The exit status after one sentence on stderr, by the error's class; docs/resume.md has the table.
-CODES = {kind: kind.exit_status for kind in (InputError, NonFiniteError, StorageError, RestartError)}
+# Errors that end a command with one sentence on stderr and their exit status; docs/resume.md has the table.
+SENTENCES = (InputError, NonFiniteError, StorageError, RestartError)
 # What precedes the value of a gin override. MODEL_DIR is left out, since nothing is read from its address.
 OVERRIDE = re.compile(r"^--gin\.(?!MODEL_DIR=|config\.RunConfig\.model_dir=)[\w.]+=")
 INTERRUPTED = 130  # after Ctrl-C, as shells have it: 128 and the number of SIGINT
@@ -37,7 +37,7 @@ EXIT_SECONDS_OF_SEVERAL = 280.0  # where processes have joined; less than jax's 
 
 
 def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
-    """Runs a program; returns 0, the program's own whole number, or after one sentence on stderr a status of CODES."""
+    """Runs a program; returns 0, the program's own whole number, or after one sentence on stderr the error's status."""
     status = _status(program, argv)
     _status_at_exit()[:] = [status]
     return status
@@ -53,13 +53,12 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> 
         sys.stdout.flush()
     except UntrustedModuleError as error:
         command = shlex.join(["limba", *argv, *(f"--import={module}" for module in error.modules)])
-        return _ended(f"{error.fact}; if you trust who wrote it: {command}", CODES[InputError])
-    except tuple(CODES) as error:
-        code = next(code for kind, code in CODES.items() if isinstance(error, kind))
+        return _ended(f"{error.fact}; if you trust who wrote it: {command}", InputError.exit_status)
+    except SENTENCES as error:
         sentence = str(error)
         if error.after_step is not None and not isinstance(error, RestartError):  # a restart is not a failure
             sentence = f"FAILED after step {error.after_step:,}: {sentence}"
-        return _ended(sentence, code)
+        return _ended(sentence, error.exit_status)
     except KeyboardInterrupt:
         return _ended("Ctrl-C ended the program.", INTERRUPTED)
     except BrokenPipeError:  # as in `limba … | head`
@@ -83,19 +82,19 @@ def _check_addresses(argv: Sequence[str]) -> None:
 def _explained(error: Exception) -> tuple[str, int] | None:
     """Returns the sentence and the exit status for an error of a library or the system; None for any other one."""
     if is_out_of_memory(error):
-        return f"Out of memory ({reason_of(error)}); give a smaller batch or model.", CODES[InputError]
+        return f"Out of memory ({reason_of(error)}); give a smaller batch or model.", InputError.exit_status
     if isinstance(error, ModuleNotFoundError):
         sentence = extras.sentence("This", error)
         if sentence is not None:
-            return sentence, CODES[InputError]
+            return sentence, InputError.exit_status
     if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
         fact = f"{error.filename or 'A file'} cannot be written ({error.strerror})"
-        return f"{fact}; make room, or name a directory that can be written.", CODES[StorageError]
+        return f"{fact}; make room, or name a directory that can be written.", StorageError.exit_status
     if isinstance(error, OSError) and error.errno in NOT_A_PATH and error.filename:
-        return f"{error.filename} cannot be used ({error.strerror}); check the path.", CODES[InputError]
+        return f"{error.filename} cannot be used ({error.strerror}); check the path.", InputError.exit_status
     if failures.is_of_client(error):
         advice = "check the address, the network, and your rights there (GOOGLE_APPLICATION_CREDENTIALS)."
-        return f"A bucket or server cannot be used ({reason_of(error)}); {advice}", CODES[StorageError]
+        return f"A bucket or server cannot be used ({reason_of(error)}); {advice}", StorageError.exit_status
     return None
 
 

@@ -20,7 +20,7 @@ NEXT = "LIMBA_NEXT"
 
 
 def run(argv: Sequence[str]) -> None:
-    """Trains the run that the flags describe, or only evaluates it; raises the errors of `limba.cli.program.CODES`."""
+    """Trains the run that the flags describe, or only evaluates it; raises the `SENTENCES` of limba/cli/program.py."""
     with preemption.listening():
         with environment.quiet_imports():
             gin_run = parse_args(argv)

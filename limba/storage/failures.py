@@ -66,7 +66,9 @@ def is_outage(error: BaseException) -> bool:
     >>> is_outage(ConnectionResetError()), is_outage(ValueError("no number"))
     (True, False)
     """
-    if isinstance(error, StorageError | ConnectionError | TimeoutError):
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    if getattr(error, "exit_status", None) == StorageError.exit_status:
         return True
     response = getattr(error, "response", None)
     statuses = [getattr(error, name, None) for name in ("status", "code", "status_code")]

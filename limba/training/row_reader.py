@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from limba.config import InputError, RestartError, SentenceError, reason_of
+from limba.config import InputError, RestartError, SentenceError, StorageError, reason_of
 from limba.config.errors import is_out_of_memory
 from limba.data.stream.positions import Position, of_another_order
 from limba.data.stream.shard import Rows
@@ -152,8 +152,10 @@ class RowReader:
             raise _kind(self.failure)(f"{_sentence(self.failure)} {saved}") from self.failure
 
 
-def _kind(error: BaseException) -> type[InputError | RestartError]:
-    return RestartError if isinstance(error, RestartError) else InputError
+def _kind(error: BaseException) -> type[InputError | StorageError | RestartError]:
+    """Returns the kind with the error's exit status: an InputError may be about a server that does not answer."""
+    status = getattr(error, "exit_status", InputError.exit_status)
+    return next((kind for kind in (StorageError, RestartError) if kind.exit_status == status), InputError)
 
 
 def _sentence(error: BaseException) -> str:

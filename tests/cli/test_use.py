@@ -186,5 +186,5 @@ def test_what_cannot_be_written_is_said(capsys: pytest.CaptureFixture[str]) -> N
     def write(argv: Sequence[str]) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), argv[0])
 
-    assert program.exit_code(write, ["/run/loss.png"]) == program.CODES[StorageError]
+    assert program.exit_code(write, ["/run/loss.png"]) == StorageError.exit_status
     assert capsys.readouterr().err.startswith("/run/loss.png cannot be written (Read-only file system); ")

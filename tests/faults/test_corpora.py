@@ -17,7 +17,6 @@ from limba.data.sources.chunk_reader import KeptChunks
 from tests.faults.runs import END_SECONDS, INPUT, MORE_STEPS, STORAGE, TRAINED_STEPS, WHOLE_STEPS, Runs, Setting
 from tests.http_server import FileServer, serving, stall
 
-UNREADABLE = INPUT | STORAGE
 READ_SECONDS = 2.0
 READ_ATTEMPTS = 2
 READING = (
@@ -260,7 +259,7 @@ def test_a_server_that_stops_answering_ends_the_run(runs: Runs, served: Path) ->
             codes = start.wait(3 * END_SECONDS)
         since = max(line.seconds for line in start.lines if line.text.startswith("step "))
         server.mend()
-        runs.check(start, directory, codes, [UNREADABLE], since, "part-")
+        runs.check(start, directory, codes, [STORAGE], since, "part-")
         longer = dataclasses.replace(setting, steps=max(start.trained()) + MORE_STEPS)
         runs.check_resumes(directory, longer, start.promised(), extra=READING)
 
@@ -276,7 +275,7 @@ def test_a_server_that_does_not_answer_a_start_ends_it(runs: Runs, served: Path)
         with runs.start(directory, setting, extra=READING) as start:
             codes = start.wait(END_SECONDS)
         server.mend()
-        runs.check(start, directory, codes, [UNREADABLE], start.began, "127.0.0.1")
+        runs.check(start, directory, codes, [STORAGE], start.began, "127.0.0.1")
         runs.check_resumes(directory, setting, TRAINED_STEPS, extra=READING)
 
 

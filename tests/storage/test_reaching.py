@@ -161,12 +161,19 @@ def test_what_a_gin_file_names_is_asked_for_too(name: str, tmp_path: Path, capfd
 def test_an_output_that_cannot_be_written_now_is_of_the_storage() -> None:
     import httpx
 
+    from limba.data.sources.failures import of_request
+    from limba.data.sources.remote import ReadError
     from limba.storage.failures import kind_of
 
     for error in (OSError(28, "full"), OSError(122, "quota"), TimeoutError(), httpx.ConnectError("no route")):
         assert kind_of(error) is StorageError
     for error in (PermissionError(13, "no"), NotADirectoryError(20, "file"), ValueError("odd")):
         assert kind_of(error) is InputError
+    for error, wanted in (
+        (ReadError("HTTP 503", is_temporary=True), StorageError),
+        (ReadError("HTTP 403", is_temporary=False), InputError),
+    ):
+        assert kind_of(of_request("a.jsonl cannot be read", error, "check the file")) is wanted
 
 
 def test_a_program_that_has_used_buckets_before_reads_them_at_once() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import lzma
 import zlib
+from typing import TypeVar
 
 import zstandard
 
-from limba.config import InputError
+from limba.config import InputError, StorageError
+from limba.config.errors import Fix
+
+E = TypeVar("E", bound=InputError)
 
 # What reading, unpacking and parsing raise for a file that cannot be read.
 UNREADABLE = (
@@ -23,6 +27,20 @@ class RecordError(UnitError):
     """An invalid line or row; every reader finds it at the same place."""
 
 
-def advice_on(error: Exception, otherwise: str) -> str:
-    """Returns the advice for a failed request: wait if it may succeed later, else `otherwise`."""
-    return "try again later" if getattr(error, "is_temporary", False) else otherwise
+def of_request(
+    fact: str, error: Exception, otherwise: str, kind: type[E] = InputError, or_else: str = "", fix: Fix | None = None
+) -> E:
+    """Returns the error for a request that has failed: `fact`, and the advice `otherwise` or to try again.
+
+    Where it may succeed later, the same command works then: it has the exit status of a server that does not answer.
+
+    >>> error = of_request("The corpus cannot be listed", OSError(), "check the path")
+    >>> str(error), error.exit_status
+    ('The corpus cannot be listed; check the path.', 2)
+    """
+    may_pass = getattr(error, "is_temporary", False)
+    advice = "try again later" if may_pass else otherwise
+    failure = kind(f"{fact}; {advice}{or_else}.", fix=fix)
+    if may_pass:
+        failure.exit_status = StorageError.exit_status
+    return failure

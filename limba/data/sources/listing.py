@@ -18,7 +18,7 @@ from fsspec import AbstractFileSystem
 
 from limba.config import InputError, reason_of, untrusted_files, without_credentials
 from limba.data.sources import json_documents
-from limba.data.sources.failures import UnitError, advice_on
+from limba.data.sources.failures import UnitError, of_request
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.parquet import Footers, read_footer, row_group_of
 from limba.data.sources.remote import COMPRESSIONS, PATIENT, ReadError, ReadPolicy, ask, open_file
@@ -89,8 +89,8 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
         except InputError:
             raise
         except (OSError, ValueError, ImportError) as error:
-            advice = advice_on(error, "check the path, and the token if it is private")
-            raise InputError(f"The corpus {pattern} cannot be listed ({reason_of(error)}); {advice}.") from error
+            fact = f"The corpus {pattern} cannot be listed ({reason_of(error)})"
+            raise of_request(fact, error, "check the path, and the token if it is private") from error
         if not matches:
             raise InputError(
                 f"The corpus path {pattern} matches no file; check the path, and the directory that it starts in."
@@ -243,8 +243,8 @@ def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
             raise
         return 1
     except OSError as error:
-        advice = advice_on(error, "check the file and its permissions")
-        raise InputError(f"The footer of {path} cannot be read ({reason_of(error)}); {advice}.") from error
+        fact = f"The footer of {path} cannot be read ({reason_of(error)})"
+        raise of_request(fact, error, "check the file and its permissions") from error
 
 
 def _is_one_value(path: str, policy: ReadPolicy) -> bool:
@@ -254,8 +254,8 @@ def _is_one_value(path: str, policy: ReadPolicy) -> bool:
             head = file.read(json_documents.HEAD_BYTES)
             return json_documents.is_array(head) or json_documents.is_over_lines(head)
     except OSError as error:
-        advice = advice_on(error, "check the file and its permissions")
-        raise InputError(f"{path} cannot be read ({reason_of(error)}); {advice}.") from error
+        fact = f"{path} cannot be read ({reason_of(error)})"
+        raise of_request(fact, error, "check the file and its permissions") from error
 
 
 def may_be_one_value(path: str) -> bool:

@@ -12,7 +12,7 @@ from limba.config import InputError
 from limba.config.errors import is_out_of_memory
 from limba.config.untrusted_files import reason_for
 from limba.data.sources.columns import joined, say_of_list
-from limba.data.sources.failures import UNREADABLE, RecordError, UnitError, advice_on
+from limba.data.sources.failures import UNREADABLE, RecordError, UnitError, of_request
 from limba.data.sources.json_documents import are_ids
 from limba.data.sources.json_rows import json_texts
 from limba.data.sources.lines import texts_of_lines
@@ -114,11 +114,13 @@ def _faults(unit: Unit) -> Iterator[None]:
     except InputError:
         raise
     except ReadError as error:
-        advice = advice_on(error, "check the file and its permissions")
-        raise UnitError(
-            f"{unit.place} cannot be read ({error}); {advice}, or set DataConfig.on_read_failure to 'skip' to leave it"
-            " out.",
-            fix=("DataConfig.on_read_failure", "skip"),
+        raise of_request(
+            f"{unit.place} cannot be read ({error})",
+            error,
+            "check the file and its permissions",
+            UnitError,
+            ", or set DataConfig.on_read_failure to 'skip' to leave it out",
+            ("DataConfig.on_read_failure", "skip"),
         ) from error
     except UNREADABLE as error:
         if is_out_of_memory(error):  # the unit is not at fault, and must not be skipped

@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -101,6 +102,8 @@ def test_permanent_failures_end_in_one_sentence(tmp_path, server, suffix, troubl
         ChunkReader("text", SHORT)(unit, 0)
     assert (", row group 1," if suffix == ".parquet" else ", bytes 65536 to 65621,") in str(error.value)
     assert "\n" not in str(error.value)
+    # The same command works later, also where the error comes out of a process that reads.
+    assert pickle.loads(pickle.dumps(error.value)).exit_status == StorageError.exit_status
 
 
 @pytest.mark.parametrize("code", [404, 403, 401])
@@ -109,8 +112,9 @@ def test_what_will_not_pass_is_not_tried_again(tmp_path, server, code):
     unit = units_at(server.url(name))[0]
     server.requests.clear()
     server.fail(name, status(code))
-    with pytest.raises(InputError, match="there is no such file" if code == 404 else f"HTTP {code}"):
+    with pytest.raises(InputError, match="there is no such file" if code == 404 else f"HTTP {code}") as error:
         ChunkReader("text", QUICK)(unit, 0)
+    assert error.value.exit_status == InputError.exit_status
     assert server.requests["GET", name] == 1
 
 
@@ -123,20 +127,23 @@ def test_listing_is_tried_again_and_never_takes_trouble_for_absence(tmp_path, se
         server.fail(path, TROUBLES[trouble], methods=both)
         assert [file.size for file in listing.list_files([address], policy)] == [(tmp_path / name).stat().st_size]
         server.fail(path, *[TROUBLES[trouble]] * 18, methods=both)
-        with pytest.raises(InputError, match="cannot be listed .*at the last of 4 attempts.*try again later"):
+        with pytest.raises(InputError, match="cannot be listed .*at the last of 4 attempts.*try again later") as raised:
             listing.list_files([address], policy)
+        assert raised.value.exit_status == StorageError.exit_status  # the same command works later
         server.mend()
     for address in (server.url("absent.jsonl"), server.url("absent/*.jsonl"), server.url("*.txt")):
-        with pytest.raises(InputError, match="matches no file"):
+        with pytest.raises(InputError, match="matches no file") as raised:
             listing.list_files([address], policy)
+        assert raised.value.exit_status == InputError.exit_status
 
 
 def test_a_footer_that_does_not_come_is_never_skipped(tmp_path, server):
     name = write(tmp_path / "c.parquet").name
     files = listing.list_files([server.url(name)], SKIPPING)
     server.fail(name, *[status(503)] * 2)
-    with pytest.raises(InputError, match=r"The footer of .*c\.parquet cannot be read .*503.*try again later"):
+    with pytest.raises(InputError, match=r"The footer of .*c\.parquet cannot be read .*503.*try again later") as error:
         listing.list_units(files, SKIPPING)
+    assert error.value.exit_status == StorageError.exit_status
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".parquet"])
