@@ -4,10 +4,9 @@ The rules and results are the same as in transformers' `generate` (beams: `_beam
 model generates the same text there.
 
 A network gives a `Step`: (cache, last ids [R], position) -> (logits [R, V], cache). `position` counts the decode
-steps, 0 at the prompt's last token. A cache is any tree of arrays with the rows on axis 1 (`CACHE_BATCH_AXIS`; axis 0
-is the layers, or has size 1). Put what all texts of an input share, such as the encoder's keys and values, into the
-step's closure, since a cache is copied for each beam. The rows of an input are adjacent, R = B x beams:
-`x.reshape(B, beams, ...)` has the beams of an input on axis 1.
+steps, 0 at the prompt's last token. A cache is any tree of arrays with the rows on axis 0. Put what all texts of an
+input share, such as the encoder's keys and values, into the step's closure, since a cache is copied for each beam. The
+rows of an input are adjacent, R = B x beams: `x.reshape(B, beams, ...)` has the beams of an input on axis 1.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from limba.config import GenerationConfig
+from limba.inference.candidates import best, draw
 
-CACHE_BATCH_AXIS = 1
 NEVER = -1.0e9  # the lowest score; finite as in transformers, so that sums are not NaN
 UNWRITTEN = -1  # in a search's tokens: the places after what is written, which no n-gram may match
 PADDING = 0  # in its place in the result
@@ -106,7 +105,7 @@ def start(cache: Cache, prompt: Int[Array, "B P"], config: GenerationConfig) -> 
     """Returns the state before the first token; see `generate`."""
     rows = prompt.shape[0]
     copies = config.num_beams if config.num_beams > 1 else config.num_samples
-    cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=CACHE_BATCH_AXIS), cache)
+    cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), cache)
     # The prompts, each `copies` times, with room for the generated tokens.
     tokens = jnp.repeat(prompt, copies, axis=0)
     tokens = jnp.pad(tokens, ((0, 0), (0, config.max_tokens)), constant_values=UNWRITTEN)
@@ -182,7 +181,7 @@ def _append(state: _Rows, *, step: Step, rules: Rules, prompt_length: int) -> _R
     allowed = _apply_bans(logits, tokens, length, rules.banned, config.no_repeat_ngram_size)
     if config.sample:
         assert rules.keys is not None
-        chosen = _draw(allowed, jax.vmap(jax.random.fold_in, (0, None))(rules.keys, position), config)
+        chosen = draw(allowed, jax.vmap(jax.random.fold_in, (0, None))(rules.keys, position), config)
     else:
         chosen = jnp.argmax(allowed, axis=-1)
     chosen = chosen.astype(jnp.int32)
@@ -223,21 +222,6 @@ def _repeats(tokens: Int[Array, "R L"], length: Int[Array, ""], size: int, num_i
     return none.at[jnp.arange(rows)[:, None], repeated].set(True, mode="drop")
 
 
-def _draw(logits: Float[Array, "R V"], keys: Key[Array, " R"], config: GenerationConfig) -> Int[Array, " R"]:
-    """Returns ids drawn by temperature, then top-k, then top-p, in the order in which transformers applies them."""
-    logits = logits / config.temperature
-    if config.top_k is not None:
-        least = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0][:, -1:]
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    if config.top_p is not None:
-        descending = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
-        probabilities = jax.nn.softmax(descending, axis=-1)
-        before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        least = jnp.min(jnp.where(before < config.top_p, descending, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    return jax.vmap(jax.random.categorical)(keys, logits)
-
-
 def _extend(state: _Beams, *, step: Step, rules: Rules, prompt_length: int) -> _Beams:
     """Returns the beams extended by one token."""
     config = rules.config
@@ -246,16 +230,13 @@ def _extend(state: _Beams, *, step: Step, rules: Rules, prompt_length: int) -> _
     flat = state.running.reshape(rows * beams, total)
     last = jax.lax.dynamic_index_in_dim(flat, length - 1, axis=1, keepdims=False)
     logits, cache = step(state.cache, last, state.position)
-    scores = jax.nn.log_softmax(logits, axis=-1)
-    allowed = _apply_bans(scores, flat, length, rules.banned, config.no_repeat_ngram_size)
-    num_ids = logits.shape[-1]
-    scores = allowed.reshape(rows, beams, num_ids) + state.running_scores[..., None]
-
     # So many that enough remain if the best end in every possible way, as in transformers.
-    num_kept = min(max(2, 1 + len(rules.ends)) * beams, beams * num_ids)
-    top_scores, top = jax.lax.top_k(scores.reshape(rows, beams * num_ids), num_kept)
-    parents = top // num_ids
-    ids = (top % num_ids).astype(jnp.int32)
+    num_kept = max(2, 1 + len(rules.ends)) * beams
+    log_probabilities, following = _likeliest(logits, flat, length, rules, num_kept)
+    of_beams = log_probabilities.reshape(rows, beams, -1) + state.running_scores[..., None]
+    top_scores, top = jax.lax.top_k(of_beams.reshape(rows, -1), min(num_kept, of_beams[0].size))
+    parents = top // of_beams.shape[-1]
+    ids = jnp.take_along_axis(following.reshape(rows, -1), top, axis=1).astype(jnp.int32)
     candidates = jnp.take_along_axis(state.running, parents[..., None], axis=1)
     candidates = jax.lax.dynamic_update_index_in_dim(candidates, ids, length, axis=2)
     ends = is_end(ids, rules.ends) | (state.position + 1 == config.max_tokens)
@@ -271,8 +252,20 @@ def _extend(state: _Beams, *, step: Step, rules: Rules, prompt_length: int) -> _
         finished_scores=finished_scores,
         is_finished=is_finished,
         improvable=_improvable(state, running_scores, finished_scores, is_finished, config),
-        cache=jax.tree.map(lambda leaf: jnp.take(leaf, parent.reshape(-1), axis=CACHE_BATCH_AXIS), cache),
+        cache=jax.tree.map(lambda leaf: jnp.take(leaf, parent.reshape(-1), axis=0, mode="clip"), cache),
     )
+
+
+def _likeliest(
+    logits: Float[Array, "R V"], tokens: Int[Array, "R L"], length: Int[Array, ""], rules: Rules, num: int
+) -> tuple[Float[Array, "R M"], Int[Array, "R M"]]:
+    """Returns the `num` likeliest allowed ids of each row, and their log probabilities, as `log_softmax` has them."""
+    allowed = _apply_bans(logits, tokens, length, rules.banned, rules.config.no_repeat_ngram_size)
+    largest, ids = best(allowed, min(num, logits.shape[-1]))
+    highest = jnp.max(logits, axis=-1, keepdims=True)
+    # Along the axis along which a decode step on a CPU has computed them: else they are transposed.
+    total = jnp.sum(jnp.exp(logits.T - highest.T), axis=0)
+    return largest - highest - jnp.log(total)[:, None], ids
 
 
 def _finish(
@@ -289,11 +282,11 @@ def _finish(
     scores = top_scores / written**config.length_penalty
     scores = scores + jnp.where(closed, NEVER, 0.0)[:, None] + jnp.where(ends, 0.0, NEVER)
     all_scores = jnp.concatenate([state.finished_scores, scores], axis=1)
-    best_scores, best = jax.lax.top_k(all_scores, beams)
+    best_scores, chosen = jax.lax.top_k(all_scores, beams)
     all_tokens = jnp.concatenate([state.finished, candidates], axis=1)
     all_finished = jnp.concatenate([state.is_finished, ends], axis=1)
-    tokens = jnp.take_along_axis(all_tokens, best[..., None], axis=1)
-    return tokens, best_scores, jnp.take_along_axis(all_finished, best, axis=1)
+    tokens = jnp.take_along_axis(all_tokens, chosen[..., None], axis=1)
+    return tokens, best_scores, jnp.take_along_axis(all_finished, chosen, axis=1)
 
 
 def _improvable(

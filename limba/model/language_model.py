@@ -20,11 +20,12 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from limba.config import ModelConfig
 from limba.model import layers
 from limba.model.attention import query_init
+from limba.model.decode_stack import decode_runner, extend_cache, stack_cache, with_kernel_rows
 from limba.model.kernels.choose import AttentionKernel, choose
 from limba.model.kernels.einsum import cached_attention, dot_product_attention
 from limba.model.masks import Mask, causal_mask, ids_of
 from limba.model.relative_bias import BiasTable, RelativeBias, bias_by_distance, bias_row
-from limba.model.stack import apply_module, decode_runner, run_layers, with_kernel_rows
+from limba.model.stack import apply_module, run_layers
 from limba.model.trees import Batch, Cache, DecodeStep, Parameters
 
 SINUSOID_SCALE = 10_000.0  # Vaswani et al. 2017 (arXiv:1706.03762), section 3.5
@@ -41,9 +42,9 @@ def cached_language_model(
     """Returns the decode step (cache, last ids, position) -> (logits, cache), and the cache of the prompts.
 
     Prompts begin with the start id 0; shorter ones are padded with -1 on the left. The cache has all but the last id of
-    each, which the first decode step, at `position` 0, reads. It is "key" and "value" [N, B, G, L, C], and "skipped"
-    [1, B], the number of positions before a prompt. With `is_prefix` and `prefix_attention = 'full'` the ids of a
-    prompt attend to all of it, so that the last one is read with the others, and again by the first decode step.
+    each, which the first decode step, at `position` 0, reads: "layers" as `stack_cache` returns them, and "skipped"
+    [B], the number of positions before a prompt. With `is_prefix` and `prefix_attention = 'full'` the ids of a prompt
+    attend to all of it, so that the last one is read with the others, and again by the first decode step.
     """
     is_full = is_prefix and config.prefix_attention == "full"
     network = _Network(config, params, prompt.shape[1] - 1 + max_tokens, by_rows)
@@ -76,9 +77,8 @@ class _Network:
         rows, length = tokens.shape
         shape = (config.num_decoder_layers, rows, config.kv_heads, self._length, config.head_dim)
         empty = jnp.zeros(shape, jnp.dtype(config.dtype))
-        cache = {"key": empty, "value": empty, "skipped": skipped[None]}
         if not length:
-            return cache
+            return {"layers": stack_cache(config, empty, empty), "skipped": skipped}
         positions = jnp.maximum(jnp.arange(length, dtype=jnp.int32)[None] - skipped[:, None], 0)
         x = self._embedded(jnp.maximum(tokens, 0), positions)
         seen = jnp.ones((1, 1, 1), bool) if is_full else causal_mask(length)
@@ -96,34 +96,29 @@ class _Network:
             return x, (jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
 
         _, (keys, values) = jax.lax.scan(one_layer, x, self._params["decoder"]["layers"])
-        return {
-            "key": jax.lax.dynamic_update_slice_in_dim(empty, keys, 0, axis=3),
-            "value": jax.lax.dynamic_update_slice_in_dim(empty, values, 0, axis=3),
-            "skipped": skipped[None],
-        }
+        keys = jax.lax.dynamic_update_slice_in_dim(empty, keys, 0, axis=3)
+        values = jax.lax.dynamic_update_slice_in_dim(empty, values, 0, axis=3)
+        return {"layers": stack_cache(config, keys, values), "skipped": skipped}
 
     def step(self, cache: Cache, last: Int[Array, " R"], position: Int[Array, ""]) -> tuple[Float[Array, "R V"], Cache]:
         """Returns the logits of the ids after `position` of the cache, and the cache with the last ids there."""
-        skipped = cache["skipped"][0]
+        skipped = cache["skipped"]
         positions = (position - skipped)[:, None]
         indices = jnp.arange(self._length)
         visible = (indices[None] <= position) & (indices[None] >= skipped[:, None])
         x = self._embedded(last[:, None], positions)
         bias = None if self._table is None else self._bias_row(self._table, position)
 
-        def one_layer(x: Array, cache: Cache, layer: Parameters, index: Array | int) -> tuple[Array, Cache]:
+        def one_layer(x: Array, cache: Cache, layer: Parameters, index: Array | None) -> tuple[Array, Cache]:
             query, key, value = self._apply(layer, "project", x, positions)
-            cache = {
-                name: jax.lax.dynamic_update_slice(
-                    cache[name], jnp.swapaxes(new, 1, 2)[None], (index, 0, 0, position, 0)
-                )
-                for name, new in (("key", key), ("value", value))
-            }
-            attended = _attend(query, cache["key"][index], cache["value"][index], bias, visible)
+            key = jnp.swapaxes(key, 1, 2)
+            value = jnp.swapaxes(value, 1, 2)
+            cache, keys, values = extend_cache(cache, key, value, position, index)
+            attended = _attend(query, keys, values, bias, visible)
             return self._apply(layer, "finish", x, attended, True), cache
 
-        x, new = self._run_layers(one_layer, x, {name: cache[name] for name in ("key", "value")})
-        return self._logits(x)[:, 0], {**new, "skipped": cache["skipped"]}
+        x, caches = self._run_layers(one_layer, x, cache["layers"])
+        return self._logits(x)[:, 0], {"layers": caches, "skipped": skipped}
 
     def _bias_row(self, table: Float[Array, "H W"], query: Int[Array, ""]) -> Float[Array, "H 1 L"]:
         by_distance = bias_by_distance(self._config, table, self._length)

@@ -7,7 +7,7 @@ compilation). Both give the same numbers. `limba/formats/names.py` unstacks to T
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -18,13 +18,11 @@ from jaxtyping import Array, Float, PyTree
 
 from limba.config import ModelConfig
 from limba.model.kernels.choose import device_of
-from limba.model.layers import ATTENDED, DENSE, KERNEL_ROWS
-from limba.model.trees import Cache, Parameters
+from limba.model.layers import ATTENDED, DENSE
+from limba.model.trees import Parameters
 from limba.sharding.mesh import constrain_batch_sharding
 
 Method = Callable[..., PyTree] | str | None  # of a module; None: its call
-
-DecodeLayer = Callable[[Array, Cache, PyTree, Array | int], tuple[Array, Cache]]
 
 
 def apply_module(
@@ -74,7 +72,7 @@ def run_layers(
         x, _ = jax.lax.scan(lambda x, xs: (step(x, *xs), None), x, (stacked, jnp.arange(num_layers)))
         return x
     step = _rematerialized(step, config.remat, prevent_cse=True)
-    for i, parameters in enumerate(_unstack(stacked, num_layers)):
+    for i, parameters in enumerate(unstack(stacked, num_layers)):
         x = step(x, parameters, i)
     return x
 
@@ -91,7 +89,7 @@ def _cast_kernel(dtype: jnp.dtype, path: tuple, array: Array) -> Array:
     return array.astype(dtype) if path[-1].key == "kernel" else array
 
 
-def _unstack(stacked: PyTree, num_layers: int) -> list[PyTree]:
+def unstack(stacked: PyTree, num_layers: int) -> list[PyTree]:
     """Returns the layers' trees. `split` and not indexing: its gradient is one concatenation."""
     leaves, structure = jax.tree.flatten(stacked)
     split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
@@ -104,42 +102,3 @@ def _rematerialized(step: Callable, remat: str, prevent_cse: bool) -> Callable:
         return step
     policy = jax.checkpoint_policies.save_only_these_names(DENSE, ATTENDED) if remat == "minimal" else None
     return jax.checkpoint(step, policy=policy, prevent_cse=prevent_cse)
-
-
-def decode_runner(
-    config: ModelConfig, num_layers: int, stacked: PyTree, by_rows: bool = False
-) -> Callable[[DecodeLayer, Array, Cache], tuple[Array, Cache]]:
-    """Returns a function (one_layer, x, cache) -> (x, cache) that runs the layers of one decode step.
-
-    `one_layer` takes (x, cache, a layer's part of `stacked`, its index). On a CPU a slice of a stack is copied before
-    each matrix product, which doubles what a token reads: there it is unstacked before the first token, and
-    with `by_rows` its kernels are transposed.
-    """
-    if config.scan_layers is not False and jax.default_backend() != "cpu":
-
-        def scanned(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
-            xs = (stacked, jnp.arange(num_layers))
-            return jax.lax.scan(lambda carry, xs: (one_layer(*carry, *xs), None), (x, cache), xs)[0]
-
-        return scanned
-    layers = _unstack(stacked, num_layers)
-    if by_rows:
-        layers = [with_kernel_rows(layer, jnp.dtype(config.dtype)) for layer in layers]
-
-    def unrolled(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
-        for index, layer in enumerate(layers):
-            x, cache = one_layer(x, cache, layer, index)
-        return x, cache
-
-    return unrolled
-
-
-def with_kernel_rows(parameters: Parameters, dtype: jnp.dtype) -> Parameters:
-    """Returns a tree whose kernels [I, O] are transposed, in the activations' dtype, as `dense_by_rows` reads them."""
-    changed = {}
-    for name, value in parameters.items():
-        if name == "kernel":
-            changed[KERNEL_ROWS] = value.T.astype(dtype)
-        else:
-            changed[name] = with_kernel_rows(value, dtype) if isinstance(value, Mapping) else value
-    return changed

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
+from limba.model.decode_stack import decode_runner, extend_cache, stack_cache, with_kernel_rows
 from limba.model.kernels.einsum import cached_attention
 from limba.model.layers import KERNEL_ROWS, Embed, MlpBlock, dense, dense_by_rows, logits_dense, norm
 from limba.model.relative_bias import bias_by_distance, bias_row
-from limba.model.stack import Method, apply_module, decode_runner, with_kernel_rows
+from limba.model.stack import Method, apply_module
 from limba.model.trees import Cache, DecodeStep, Parameters
 
 
@@ -49,7 +50,7 @@ def cached_decoder(
         head = with_kernel_rows(head, dtype)
 
     def step(cache: Cache, last: Array, position: Array) -> tuple[Array, Cache]:
-        def one_layer(x: Array, cache: Cache, parts: Parameters, index: Array | int) -> tuple[Array, Cache]:
+        def one_layer(x: Array, cache: Cache, parts: Parameters, index: Array | None) -> tuple[Array, Cache]:
             bias = bias_row(parts.get("bias", shared_bias), position, max_tokens)
             y, cache = _self_attention(config, parts["layer"], x, cache, index, position, bias)
             x = x + y
@@ -61,7 +62,8 @@ def cached_decoder(
         return _logits(config, params, head, x, by_rows), cache
 
     shape = (num_layers, encoded.shape[0], config.num_heads, max_tokens, config.head_dim)
-    return step, {"key": jnp.zeros(shape, dtype), "value": jnp.zeros(shape, dtype)}
+    empty = jnp.zeros(shape, dtype)
+    return step, stack_cache(config, empty, empty)
 
 
 def _embed(config: ModelConfig, params: Parameters, x: Array, method: Method = None) -> Array:
@@ -79,7 +81,7 @@ def _heads(config: ModelConfig, flat: Float[Array, "R L W"]) -> Float[Array, "R 
     return jnp.swapaxes(heads, 1, 2)
 
 
-def _memory(config: ModelConfig, layer: Parameters, encoded: Float[Array, "B K D"]) -> Cache:
+def _memory(config: ModelConfig, layer: Parameters, encoded: Float[Array, "B K D"]) -> Parameters:
     """Returns the keys and values of the encoder's output, each [B, H, K, C]."""
     attention = layer["encoder_decoder_attention"]
     return {name: _heads(config, _dense(config, attention[name], encoded)) for name in ("key", "value")}
@@ -90,25 +92,21 @@ def _self_attention(
     layer: Parameters,
     x: Float[Array, "R 1 D"],
     cache: Cache,
-    index: Array | int,
+    index: Array | None,
     position: Int[Array, ""],
     bias: Float[Array, "H 1 L"],
 ) -> tuple[Float[Array, "R 1 D"], Cache]:
     y = apply_module(norm(config), layer["pre_self_attention_layer_norm"], x)
     attention = layer["self_attention"]
     query, key, value = (_heads(config, _dense(config, attention[name], y)) for name in ("query", "key", "value"))
-    cache = {
-        name: jax.lax.dynamic_update_slice(cache[name], new[None], (index, 0, 0, position, 0))
-        for name, new in (("key", key), ("value", value))
-    }
-    keys, values = (jax.lax.dynamic_index_in_dim(cache[name], index, keepdims=False) for name in ("key", "value"))
+    cache, keys, values = extend_cache(cache, key, value, position, index)
     mask = jnp.broadcast_to(jnp.arange(keys.shape[2]) <= position, (x.shape[0], keys.shape[2]))
     attended = cached_attention(query, keys, values, bias, mask)
     return _dense(config, attention["out"], attended.reshape(x.shape[0], 1, -1)), cache
 
 
 def _cross_attention(
-    config: ModelConfig, layer: Parameters, x: Float[Array, "R 1 D"], memory: Cache, visible: Bool[Array, "B K"]
+    config: ModelConfig, layer: Parameters, x: Float[Array, "R 1 D"], memory: Parameters, visible: Bool[Array, "B K"]
 ) -> Float[Array, "R 1 D"]:
     """Returns the attention to the encoder's output. The rows of an input attend together, as that many queries."""
     y = apply_module(norm(config), layer["pre_cross_attention_layer_norm"], x)

@@ -10,6 +10,6 @@ from jaxtyping import Array, Float, Int, PyTree
 Parameters = Mapping[str, PyTree]  # nested by T5X's names, layers stacked on axis 0
 Ref = Any  # the memory that a Pallas kernel reads or writes; jax has no public name for it
 Batch = Mapping[str, Array]  # seqio's feature names; a decoder-only network reads the decoder's
-Cache = dict[str, Array]  # the KV cache: "key" and "value", each [N, R, H, L, C]
+Cache = PyTree  # the KV cache: arrays with the rows on axis 0
 # (cache, last ids, position) -> (logits of the next ids, cache)
 DecodeStep = Callable[[Cache, Int[Array, " R"], Int[Array, ""]], tuple[Float[Array, "R V"], Cache]]

@@ -101,7 +101,7 @@ def test_logits_equal_the_whole_decoders(
     @jax.jit
     def all_steps(params: dict, inputs: jax.Array) -> jax.Array:
         step, cache = model.cached_decoder(params, inputs, length, by_rows=by_rows)
-        cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=decoding.CACHE_BATCH_AXIS), cache)
+        cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), cache)
 
         def one(cache, xs):
             logits, cache = step(cache, *xs)
