@@ -1,11 +1,13 @@
-"""Times greedy decoding beside transformers on torch, or compares the two token for token on real text.
+"""Times generation beside transformers on torch, or compares the two token for token on real text.
 
     python -m benchmarks.generate --rounds=3
+    python -m benchmarks.generate --top_k=20 --top_p=0.9
     python -m benchmarks.generate --folder=MODEL --texts=TEXTS.jsonl --column=text --num=50
 
-The first: T5 1.1 of a `--size`, by default `small`, random weights, float32, a batch of 8, 64 new tokens (the end of
-sequence forbidden), each in a separate process, in turn; ratios are taken round by round. The second: a Hugging Face
-folder with a tokenizer, read by both, greedy and by beams. Both need requirements-results.txt.
+The first two: T5 1.1 of a `--size`, by default `small`, random weights, float32, a batch of 8, 64 new tokens (the end
+of sequence forbidden), greedy, by `--beams`, or drawn where `--top_k` or `--top_p` is given, each in a separate
+process, in turn; ratios are taken round by round. The last: a Hugging Face folder with a tokenizer, read by both,
+greedy and by beams. All need requirements-results.txt.
 """
 
 from __future__ import annotations
@@ -39,6 +41,10 @@ def _inputs(args: argparse.Namespace) -> np.ndarray:
     return random.integers(3, SIZES[args.size]["vocab_size"], (args.batch, args.inputs)).astype(np.int32)
 
 
+def _is_drawn(args: argparse.Namespace) -> bool:
+    return args.top_k is not None or args.top_p is not None
+
+
 def time_limba(args: argparse.Namespace) -> float:
     """Returns the seconds of one batch, encoding included."""
     import jax
@@ -55,10 +61,12 @@ def time_limba(args: argparse.Namespace) -> float:
     params = jax.jit(model.init)(jax.random.key(0))
     banned = jnp.asarray(banned_mask(sizes["vocab_size"], sizes["vocab_size"], [EOS]))
     inputs = jnp.asarray(_inputs(args))
-    config = GenerationConfig(max_tokens=args.tokens, num_beams=args.beams)
+    config = GenerationConfig(
+        max_tokens=args.tokens, num_beams=args.beams, sample=_is_drawn(args), top_k=args.top_k, top_p=args.top_p
+    )
+    program_inputs = ProgramInputs(inputs, banned, jax.random.split(jax.random.key(0), args.batch))
     return median_seconds(
-        lambda: jax.block_until_ready(generate(Plan(model, config), params, ProgramInputs(inputs, banned))),
-        args.repeats,
+        lambda: jax.block_until_ready(generate(Plan(model, config), params, program_inputs)), args.repeats
     )
 
 
@@ -84,13 +92,13 @@ def time_torch(args: argparse.Namespace) -> float:
     )
     model: Any = transformers.T5ForConditionalGeneration(config).eval()
     inputs = torch.tensor(_inputs(args)).long()
-    length = {"max_new_tokens": args.tokens, "min_new_tokens": args.tokens}
+    choices = {"max_new_tokens": args.tokens, "min_new_tokens": args.tokens, "num_beams": args.beams}
+    if _is_drawn(args):
+        choices |= {"do_sample": True, "top_k": args.top_k or 0, "top_p": args.top_p or 1.0}
 
     def run() -> None:
         with torch.inference_mode():
-            model.generate(
-                inputs, attention_mask=torch.ones_like(inputs), do_sample=False, num_beams=args.beams, **length
-            )
+            model.generate(inputs, attention_mask=torch.ones_like(inputs), **{"do_sample": False, **choices})
 
     return median_seconds(run, args.repeats)
 
@@ -142,9 +150,10 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _run(args: argparse.Namespace, peer: str) -> float:
-    names = ("size", "batch", "inputs", "tokens", "beams", "repeats")
+    names = ("size", "batch", "inputs", "tokens", "beams", "top_k", "top_p", "repeats")
     command = [sys.executable, "-m", "benchmarks.generate", f"--only={peer}"]
-    return reported([*command, *(f"--{name}={getattr(args, name)}" for name in names)], "seconds")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return reported([*command, *(f"--{name}={value}" for name, value in given.items())], "seconds")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -156,6 +165,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--inputs", type=int, default=64, help="maximum number of input tokens")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens")
     parser.add_argument("--beams", type=int, default=1)
+    parser.add_argument("--top_k", type=int, help="draw from so many of the likeliest tokens")
+    parser.add_argument("--top_p", type=float, help="draw from the likeliest tokens of this probability")
     parser.add_argument("--folder", help="compare the texts that this Hugging Face folder generates")
     parser.add_argument("--texts", help="JSON lines (also .gz) with the inputs to compare")
     parser.add_argument("--column", default="text")
