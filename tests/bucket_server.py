@@ -382,6 +382,7 @@ class BucketServer(ThreadingHTTPServer):
         self._random = random.Random(seed)
         self._failed = set[tuple[str, str]]()
         self.refuses_writes = False  # from then on no request that changes something succeeds
+        self.is_away = False  # from then on no request succeeds
         self.forbids_listing = False  # as to an account that may read and write objects, and not list them
         self.troubles: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()  # by method and what the place is
@@ -391,7 +392,7 @@ class BucketServer(ThreadingHTTPServer):
 
     def trouble(self, method: str, path: str) -> str | None:
         """Returns how a request fails; the same request that comes again succeeds."""
-        if self.refuses_writes and method != "GET":
+        if self.is_away or (self.refuses_writes and method != "GET"):
             return "503"
         key = (method, path)
         with self._lock:

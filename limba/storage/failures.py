@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -66,7 +67,7 @@ def is_outage(error: BaseException) -> bool:
     >>> is_outage(ConnectionResetError()), is_outage(ValueError("no number"))
     (True, False)
     """
-    if isinstance(error, ConnectionError | TimeoutError):
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
         return True
     if getattr(error, "exit_status", None) == StorageError.exit_status:
         return True

@@ -27,6 +27,7 @@ from limba.config import (
     MeshConfig,
     RunConfig,
     ScheduleConfig,
+    StorageError,
     optimizer_config,
 )
 from limba.data.registry import Task
@@ -119,16 +120,18 @@ def test_configuration_revision_and_split_are_in_the_name(hub: FileServer, monke
 def test_a_name_that_the_hub_does_not_have_is_one_sentence(
     corpus: str | dict[str, str], sentence: str, hub: FileServer
 ) -> None:
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=sentence) as error:
         source_of_files(corpus).units("train")
+    assert error.value.exit_status == InputError.exit_status
 
 
 def test_a_hub_that_is_busy_once_is_asked_again(hub: FileServer) -> None:
     hub.fail("/api/datasets/me/set", status(503))
     assert first_texts("me/set")[0].startswith("new train")
     hub.fail("/api/datasets/me/set", status(503), status(503))
-    with pytest.raises(InputError, match="the hub cannot be reached: .*503"):
+    with pytest.raises(InputError, match="the hub cannot be reached: .*503") as error:
         source_of_files("me/set").units("train")
+    assert error.value.exit_status == StorageError.exit_status  # the same command works later
 
 
 @pytest.mark.parametrize(("token", "asked"), [(None, "without a token"), ("hf_bad", "with the token in HF_TOKEN")])

@@ -88,6 +88,7 @@ def test_the_hub_is_connected_to_twice_and_its_library_asks_nothing(monkeypatch:
     from huggingface_hub import constants
 
     from limba.data.sources import HubSource
+    from limba.data.sources.listing import list_files
     from limba.formats import hub_models
 
     tried: list[tuple[str, int]] = []
@@ -102,12 +103,16 @@ def test_the_hub_is_connected_to_twice_and_its_library_asks_nothing(monkeypatch:
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", asked)
     monkeypatch.setattr(socket, "create_connection", unknown)
-    with pytest.raises(InputError, match="the hub cannot be reached: Name or service not known"):
+    with pytest.raises(InputError, match="the hub cannot be reached: Name or service not known") as error:
         HubSource("nobody/nothing").units("train")
-    assert tried == [("hub.invalid", 443)] * 2
+    assert error.value.exit_status == StorageError.exit_status  # the same command works later
+    with pytest.raises(InputError, match="cannot be listed .*Name or service not known.*; try again later") as error:
+        list_files(["hf://datasets/nobody/nothing/a.jsonl"])
+    assert error.value.exit_status == StorageError.exit_status
+    assert tried == [("hub.invalid", 443)] * 4
     with pytest.raises(InputError, match="the hub cannot be reached: Name or service not known"):
         hub_models.download("nobody/nothing")
-    assert tried == [("hub.invalid", 443)] * 4
+    assert tried == [("hub.invalid", 443)] * 6
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")  # which would be asked instead
     servers.check_hub()
 

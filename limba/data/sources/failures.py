@@ -10,6 +10,7 @@ import zstandard
 
 from limba.config import InputError, StorageError
 from limba.config.errors import Fix
+from limba.storage.failures import is_outage
 
 E = TypeVar("E", bound=InputError)
 
@@ -38,7 +39,7 @@ def of_request(
     >>> str(error), error.exit_status
     ('The corpus cannot be listed; check the path.', 2)
     """
-    may_pass = getattr(error, "is_temporary", False)
+    may_pass = getattr(error, "is_temporary", is_outage(error))
     advice = "try again later" if may_pass else otherwise
     failure = kind(f"{fact}; {advice}{or_else}.", fix=fix)
     if may_pass:

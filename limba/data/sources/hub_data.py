@@ -12,11 +12,11 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from limba.config import ConfigError, InputError, Open, reason_of
+from limba.config import ConfigError, InputError, Open, StorageError, reason_of
 from limba.data.sources.listing import file_format
 from limba.data.sources.splits import Column, Rewrite
 from limba.data.sources.units import DataFiles, UnitSource, patterns_of
-from limba.storage import servers
+from limba.storage import failures, servers
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 4.0  # for the hub's first answer, twice: without a network its library alone repeats for half a minute
@@ -225,7 +225,10 @@ class HubSource(UnitSource):
             except (errors.HTTPError, OSError):  # pyright: ignore[reportPrivateImportUsage]
                 ask()
         except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
-            raise self._not_opened(*servers.refusal(error, "data set", self.path, self.revision)) from error
+            failure = self._not_opened(*servers.refusal(error, "data set", self.path, self.revision))
+            if failures.is_outage(error):
+                failure.exit_status = StorageError.exit_status  # the same command works later
+            raise failure from error
 
     def _not_opened(
         self, reason: str, advice: str = "check the name, the network, and HF_TOKEN if it is private"

@@ -16,7 +16,7 @@ from limba.config import InputError, reason_of
 from limba.data.sources import remote
 from limba.data.sources.chunk_reader import ChunkReader
 from limba.data.sources.columns import joined, not_utf8
-from limba.data.sources.failures import RecordError
+from limba.data.sources.failures import RecordError, of_request
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.json_documents import TOKENS, are_ids, not_document, stored_name
 from limba.data.sources.listing import Unit
@@ -212,7 +212,8 @@ class TfdsSource(UnitSource):
                     if num_read < stop:
                         raise ValueError(f"it ends before record {stop}, which the data set says it has")
         except (OSError, RuntimeError, ValueError) as error:
-            raise InputError(f"{unit.path} cannot be read ({reason_of(error)}); load the data set again.") from error
+            fact = f"{unit.path} cannot be read ({reason_of(error)})"
+            raise of_request(fact, error, "load the data set again") from error
 
 
 def _tfrecords(file: IO[bytes]) -> Iterator[bytes]:
@@ -246,5 +247,8 @@ def _file(path: str) -> File:
     if "://" not in path:
         return File(path, None)
     system, stripped = fsspec.core.url_to_fs(path)
-    info = remote.ask(system, ReadPolicy(), "info", stripped)
+    try:
+        info = remote.ask(system, ReadPolicy(), "info", stripped)
+    except remote.ReadError as error:
+        raise of_request(f"{path} cannot be read ({error})", error, "load the data set again") from error
     return File(path, info["size"], version_of(info))

@@ -13,8 +13,9 @@ import pytest
 import seqio
 import tensorflow_datasets as tfds
 
-from limba.config import InputError
+from limba.config import InputError, StorageError
 from limba.data.bridge.seqio_objects import vocabulary_as_seqio
+from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.tfds import TfdsSource
 from limba.data.vocabulary.addresses import of_run
 from limba.data.vocabulary.load import load_vocabulary
@@ -112,8 +113,28 @@ def test_tfrecords_are_read_and_a_changed_byte_is_noticed(
     data = bytearray(server.data(name))
     data[200] ^= 1
     server.put("bucket", name, bytes(data))
-    with pytest.raises(Exception, match=r"gs://bucket/.*cannot be read \(a record.* is damaged\)"):
+    with pytest.raises(InputError, match=r"gs://bucket/.*cannot be read \(a record.* is damaged\)") as error:
         texts("bucket_text")
+    assert error.value.exit_status == InputError.exit_status
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("asked", ["a file's size", "a file"])
+def test_a_data_set_whose_bucket_is_away_is_no_wrong_input(
+    asked: str, server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = BucketText(data_dir=str(tmp_path), file_format="tfrecord")
+    builder.download_and_prepare()
+    manifest.upload(builder.data_path, "gs://bucket/tfds/bucket_text/1.0.0")
+    quick = ReadPolicy(0.5, 1)
+    for module in ("splits", "tfds"):
+        monkeypatch.setattr(f"limba.data.sources.{module}.ReadPolicy", lambda: quick)
+    source = TfdsSource("bucket_text", {"train": "train"}, data_dir="gs://bucket/tfds")
+    (unit,) = source.list_units(["train"])  # the builder is known
+    server.is_away = True
+    with pytest.raises(InputError, match=r"gs://bucket/.* cannot be read \(.*\); try again later") as error:
+        source.list_files(["train"]) if asked == "a file's size" else source.first_rows(unit, "text", quick)
+    assert error.value.exit_status == StorageError.exit_status
 
 
 def test_a_vocabulary_in_a_bucket_is_the_same_one(server: BucketServer, tmp_path: Path) -> None:
