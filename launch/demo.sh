@@ -75,7 +75,7 @@ say_next() {
   run=$(printf %q "$shown")
   echo "Next:  . $(printf %q "${activate#"$PWD"/}")    # then the command limba is there"
   echo "  limba generate $run --prompt='The ___ returns a list.'"
-  if [ -d "$directory/spaces" ]; then echo "  limba generate $run/spaces --prompt='thefunctionreturnsalist'"; fi
+  if [ -d "$directory/spaces" ]; then echo "  limba generate $run/spaces --prompt='returnsalistofnames'"; fi
   echo "  limba play $run    # a page to try it; limba report: how it learned"
   echo "  limba new my --corpus='path/*.txt'    # a run for your own text"
 }
@@ -100,7 +100,7 @@ limba evaluate "$shown"
 limba convert "$shown" >"$directory/logs/convert.log"
 echo "For transformers, with equal logits: $(tail -n 1 "$directory/logs/convert.log")"
 if [ -z "${CORPUS:-}" ]; then
-  echo "Another one learns to put spaces back: thefunctionreturnsalist."
+  echo "Another one learns to put spaces back: returnsalistofnames."
   train gin/demo_spaces.gin "--gin.MODEL_DIR=$directory/spaces" "--gin.CORPUS=$corpus" ${steps[@]+"${steps[@]}"}
 fi
 printf %s "$asked" >"$done"

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
 T = TypeVar("T")
+E = TypeVar("E", bound=InputError)
 LONGEST_REASON = 200  # characters
+OFFLINE = "OfflineModeIsEnabled"  # a ConnectionError of huggingface_hub: HF_HUB_OFFLINE forbids what was asked
 AGAIN_SECONDS = (5.0, 20.0)
 AGAIN_STATUSES = (408, 429)  # of HTTP: time-out, too many requests
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -67,6 +69,8 @@ def is_outage(error: BaseException) -> bool:
     >>> is_outage(ConnectionResetError()), is_outage(ValueError("no number"))
     (True, False)
     """
+    if type(error).__name__ == OFFLINE:
+        return False
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
         return True
     if getattr(error, "exit_status", None) == StorageError.exit_status:
@@ -78,6 +82,19 @@ def is_outage(error: BaseException) -> bool:
     if status is not None:
         return status in AGAIN_STATUSES or status >= 500
     return is_of_client(error)
+
+
+def with_status_of(error: BaseException, failure: E) -> E:
+    """Returns `failure`, which `error` led to, with the exit status of a server that does not answer if that is why.
+
+    The same command works later then, and what starts a run again does so.
+
+    >>> with_status_of(ConnectionResetError(), InputError("a")).exit_status, InputError("b").exit_status
+    (74, 2)
+    """
+    if is_outage(error):
+        failure.exit_status = StorageError.exit_status
+    return failure
 
 
 def kind_of(error: BaseException) -> type[InputError | StorageError]:

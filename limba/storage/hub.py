@@ -10,6 +10,7 @@ from pathlib import Path
 
 from limba.config import InputError, reason_of
 from limba.storage import servers
+from limba.storage.failures import with_status_of
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,10 @@ def download(text: str, wanted: Callable[[Sequence[str]], Sequence[str]]) -> Pat
             folder = kept()
             _say_copy(name, reason_of(error), folder)
     except (errors.HFValidationError, HTTPError, OSError) as error:
-        cause = error.__context__ if isinstance(error, errors.LocalEntryNotFoundError) else None
-        reason, advice = servers.refusal(cause or error, "model", text, revision)
-        raise InputError(f"{text} cannot be opened ({reason}; asked {servers.asked_as()}); {advice}.") from error
+        cause = error
+        if isinstance(error, errors.LocalEntryNotFoundError) and error.__context__ is not None:
+            cause = error.__context__  # why the hub was not asked; there is no copy either
+        reason, advice = servers.refusal(cause, "model", text, revision)
+        failure = InputError(f"{text} cannot be opened ({reason}; asked {servers.asked_as()}); {advice}.")
+        raise with_status_of(cause, failure) from error
     return Path(folder)

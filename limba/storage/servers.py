@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from limba.config import InputError, StorageError, extras, reason_of, without_credentials
 from limba.config.errors import ELSEWHERE
-from limba.storage.failures import limited
+from limba.storage.failures import limited, with_status_of
 
 # A server that has taken a request and then says nothing is given up; the client asks again.
 SILENT_SECONDS = 60
@@ -259,4 +259,5 @@ def full_name(name: str, kind: str) -> str:
         return (hub.model_info if kind == "model" else hub.dataset_info)(name, timeout=HUB_SECONDS).id
     except (HTTPError, HFValidationError, OSError) as error:
         reason, _ = refusal(error, "model" if kind == "model" else "data set", name, None)
-        raise InputError(f"{name} has no owner, and {reason} (asked {asked_as()}); give user/name.") from error
+        failure = InputError(f"{name} has no owner, and {reason} (asked {asked_as()}); give user/name.")
+        raise with_status_of(error, failure) from error

@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import constants
 
 from limba.cli import convert, program
-from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, optimizer_config
+from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, StorageError, optimizer_config
 from limba.export import destinations, huggingface, merging
 from limba.export.huggingface import import_folder
 from limba.formats import hub_models
@@ -209,10 +209,10 @@ def test_a_model_of_the_hub_starts_a_run(hub_server, arrays, tmp_path, monkeypat
 
 
 def test_hub_ids_that_cannot_be_read(hub_server, tmp_path, monkeypatch, capsys):
-    def refused(source, message):
+    def refused(source, message, status=InputError.exit_status):
         with pytest.raises(InputError, match=message):
             start_from(source)
-        assert program.exit_code(convert.run, ["import", source, str(tmp_path / "out")]) == 2
+        assert program.exit_code(convert.run, ["import", source, str(tmp_path / "out")]) == status
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
     refused("me/absent", "no local file me/absent, and the hub has no model of that name, or it is private.*HF_TOKEN")
@@ -222,7 +222,7 @@ def test_hub_ids_that_cannot_be_read(hub_server, tmp_path, monkeypatch, capsys):
     refused("me/empty", "has no model.safetensors, flax_model.msgpack or pytorch_model.bin")
     refused("me--/t5", "neither a local path nor a valid hub id")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    refused("me/t5", "hub cannot be reached: .*check the network")
+    refused("me/t5", "hub cannot be reached: .*check the network", StorageError.exit_status)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     refused("me/t5", "hub cannot be reached")
     refused("nothing-here", "names no model: nothing-here does not exist")

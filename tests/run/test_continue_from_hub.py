@@ -134,8 +134,9 @@ def test_without_a_network_the_copy_is_used_and_this_is_said_once(
     for _ in range(2):
         assert load("me/model").network.config.positions == "learned"
     assert caplog.text.count("The hub cannot be reached for me/model (") == 1
-    with pytest.raises(InputError, match="cannot be opened .the hub cannot be reached: "):
+    with pytest.raises(InputError, match="cannot be opened .the hub cannot be reached: ") as error:
         load("me/model@v1")
+    assert error.value.exit_status == InputError.exit_status  # what the user has chosen does not pass
 
 
 def test_gin_and_errors_name_the_id(server: FileServer, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from limba.cli import main, program
 from limba.config import InputError, StorageError
+from limba.data.vocabulary import load_vocabulary
 from limba.storage import files, servers
 from tests.bucket_server import serving_buckets
 
@@ -110,9 +111,17 @@ def test_the_hub_is_connected_to_twice_and_its_library_asks_nothing(monkeypatch:
         list_files(["hf://datasets/nobody/nothing/a.jsonl"])
     assert error.value.exit_status == StorageError.exit_status
     assert tried == [("hub.invalid", 443)] * 4
-    with pytest.raises(InputError, match="the hub cannot be reached: Name or service not known"):
+    with pytest.raises(InputError, match="the hub cannot be reached: Name or service not known") as error:
         hub_models.download("nobody/nothing")
+    assert error.value.exit_status == StorageError.exit_status
     assert tried == [("hub.invalid", 443)] * 6
+    with pytest.raises(InputError, match="nothing has no owner, and the hub cannot be reached: ") as error:
+        servers.full_name("nothing", "model")
+    assert error.value.exit_status == StorageError.exit_status
+    for address in ("hf://nobody/nothing/spiece.model", "hf://nobody/nothing/tokenizer.json"):
+        with pytest.raises(InputError, match=f"The vocabulary {address} cannot be read .*; try again later") as error:
+            load_vocabulary(address)
+        assert error.value.exit_status == StorageError.exit_status
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")  # which would be asked instead
     servers.check_hub()
 

@@ -17,6 +17,7 @@ from etils import epath
 
 from limba.config import InputError, reason_of, untrusted_files, without_credentials
 from limba.storage import hub, servers
+from limba.storage.failures import is_outage, with_status_of
 from limba.storage.files import resolved, write_whole
 from limba.storage.literal_names import matching
 
@@ -97,9 +98,9 @@ def content(path: str) -> bytes:
     except InputError:
         raise
     except Exception as error:  # libraries of buckets and of the hub raise their own exceptions
-        raise InputError(
-            f"The vocabulary {path} cannot be read ({reason_of(error)}); check the path and its permissions."
-        ) from error
+        advice = "try again later" if is_outage(error) else "check the path and its permissions"
+        failure = InputError(f"The vocabulary {path} cannot be read ({reason_of(error)}); {advice}.")
+        raise with_status_of(error, failure) from error
 
 
 def _names(address: str) -> tuple[str, str]:

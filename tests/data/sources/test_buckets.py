@@ -150,3 +150,7 @@ def test_a_vocabulary_in_a_bucket_is_the_same_one(server: BucketServer, tmp_path
         assert vocabulary_as_seqio(vocabulary).encode_tf(TEXTS[0]).numpy().tolist() == local.encode(TEXTS[0])
     with pytest.raises(InputError, match="gs://bucket/none.model does not exist"):
         load_vocabulary("gs://bucket/none.model")
+    server.is_away = True
+    with pytest.raises(InputError, match=r"gs://bucket/v.model cannot be read \(.*\); try again later") as error:
+        load_vocabulary("gs://bucket/v.model")
+    assert error.value.exit_status == StorageError.exit_status
