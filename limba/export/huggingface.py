@@ -5,6 +5,7 @@ A folder, or a model of the hub, becomes a Limba checkpoint by `import_folder`.
 
 import dataclasses
 import json
+import logging
 import re
 import shutil
 import tempfile
@@ -51,6 +52,8 @@ from limba.training.checkpoints.directory import position_item
 from limba.training.checkpoints.initial import stacked_layers
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
+
+logger = logging.getLogger(__name__)
 
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -230,7 +233,7 @@ def _convert(
         choices.transformers,
         length=sources.trained_length(source),
         special=special if special.is_published else None,
-        published=sources.published_folder(source),
+        published=sources.published_folder(source, tokenizer[0] if tokenizer else None),
     )
     # What the card and the proof are about: of a hybrid the language model, and beside it the encoder.
     hybrid = source.model if source.model.predicts_next else None
@@ -474,7 +477,7 @@ def write_checkpoint(
     (writing / "config.gin").write_text(network_gin(model))
     (writing / saved_config.FILE).write_text(saved_config.to_text(model))
     sentence = f"{out}/checkpoints/{step}, with its network in {out}/config.gin"
-    vocabulary = next((name for name in VOCABULARIES if (folder / name).is_file()), None)
+    vocabulary = _vocabulary_in(folder)
     if vocabulary is not None:
         sentence += f" and its vocabulary in {out}/{vocabulary}"
     for name in (vocabulary, TOKENIZER_CONFIG):  # the latter has its class and number of sentinels
@@ -485,3 +488,23 @@ def write_checkpoint(
         out.rmdir()
     writing.rename(out)
     return f"{sentence}; start from it with RunConfig.initial_checkpoint_path={out}."
+
+
+def _vocabulary_in(folder: Path) -> str | None:
+    """Returns the name of a folder's vocabulary, None without one; warns where transformers reads text otherwise."""
+    from limba.data.vocabulary.load import load_vocabulary
+    from limba.data.vocabulary.published import text_read_otherwise
+
+    name = next((name for name in VOCABULARIES if (folder / name).is_file()), None)
+    if name is None:
+        return None
+    path = str(folder / name)
+    other = text_read_otherwise(path, load_vocabulary(path, 0).encode)
+    if other is not None:
+        logger.warning(
+            "%s, which the checkpoint takes, reads %r as other ids than transformers does in the folder: tokens that"
+            " were added are plain text, and the rules of tokenizer.json may be others. For the same ids start a run"
+            " from the folder itself: set RunConfig.initial_checkpoint_path and DataConfig.vocabulary to it.",
+            path, other,
+        )  # fmt: skip
+    return name

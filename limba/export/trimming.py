@@ -296,7 +296,7 @@ def _planned(
     """Returns which ids stay; what cannot be trimmed is refused before the text is cut into pieces."""
     if source.kind == HUGGING_FACE:
         _check_weights(Path(source.directory))
-    elif published_folder(source) is not None:
+    elif published_folder(source, source.vocabulary) is not None:
         raise InputError(
             f"{source.path} is a run with the tokenizer of a published model, which is trimmed with its folder; convert"
             " the run, and trim that folder."

@@ -43,6 +43,7 @@ SENTENCE_MODULES = (
 _ARRAY = 1  # flax's number of msgpack's extension for an array
 _FIXED_EXTENSIONS = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}  # bytes -> the head of an extension of that size
 _ID_OF_ROLE = re.compile(r"\w+_token_id")
+_CLASS = "tokenizer_class"  # which AutoTokenizer opens, where tokenizer_config.json names none
 
 
 class Form(NamedTuple):
@@ -53,8 +54,8 @@ class Form(NamedTuple):
     transformers: int = 5
     length: int | None = None  # the longest text that the model was trained with; None: it is not known
     begins: bool = False  # of a language model: its texts begin with <cls> after the start, as a hybrid's do
-    special: Any = None  # SpecialIds of a folder for transformers, whose tokenizer files are copied; None: T5's layout
-    published: epath.Path | None = None  # of a run with such a folder as vocabulary: the other files have its ids too
+    special: Any = None  # SpecialIds of a folder for transformers; None: T5's layout
+    published: epath.Path | None = None  # that folder, if its tokenizer's files are written, and its ids and rules
 
 
 def write_folder(
@@ -93,7 +94,7 @@ def write_folder(
     scale = head_scale(model) if form.transformers >= 5 else 1.0
     write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)
     if form.published is not None:
-        _keep_special_ids(folder, form.published)
+        _keep_published(folder, form.published)
     elif special is not None:
         _write_special_ids(folder, special, model)
     if "pytorch" in form.formats:
@@ -103,8 +104,8 @@ def write_folder(
     length = form.length
     if not length and model.is_decoder_only and not model.is_t5_decoder:
         length = model.max_length
-    if name is not None and vocabulary is not None and special is not None and name.path != "byte":
-        _copy_tokenizer(epath.Path(vocabulary.path).parent, folder)
+    if name is not None and form.published is not None and name.path != "byte":
+        _copy_tokenizer(form.published, folder)
     elif name is not None:
         starts = model.is_decoder_only and not model.is_encoder
         begin = None
@@ -176,17 +177,29 @@ def _write_special_ids(folder: Path, special: Any, model: ModelConfig) -> None:
             file.write_text(json.dumps(json.loads(file.read_text()) | named_ids, indent=2) + "\n")
 
 
-def _keep_special_ids(folder: Path, published: epath.Path) -> None:
-    """Puts the ids of a published folder in their places, and its generation_config.json as it is."""
+def _keep_published(folder: Path, published: epath.Path) -> None:
+    """Puts what a published folder says of its tokenizer and of generation in its place: ids, class and rules.
+
+    Where it has no generation_config.json, its config.json has the rules.
+    """
+    from limba.data.vocabulary.generation_rules import RULES
+
     ours = json.loads((folder / "config.json").read_text())
     theirs = json.loads(read_text(published / "config.json"))
-    ours = {key: value for key, value in ours.items() if not _ID_OF_ROLE.fullmatch(key)}
-    ours |= {key: value for key, value in theirs.items() if _ID_OF_ROLE.fullmatch(key)}
-    (folder / "config.json").write_text(json.dumps(ours, indent=2) + "\n")
     name = "generation_config.json"
-    (folder / name).unlink(missing_ok=True)
-    if (published / name).exists():
-        (folder / name).write_bytes((published / name).read_bytes())
+    has_rules = (published / name).exists()
+
+    def is_kept(key: str) -> bool:
+        return key == _CLASS or _ID_OF_ROLE.fullmatch(key) is not None or (not has_rules and key in RULES)
+
+    ours = {key: value for key, value in ours.items() if not _ID_OF_ROLE.fullmatch(key)}
+    ours |= {key: value for key, value in theirs.items() if is_kept(key)}
+    (folder / "config.json").write_text(json.dumps(ours, indent=2) + "\n")
+    generates = (folder / name).exists()  # an encoder does not
+    if generates:
+        (folder / name).unlink()
+        if has_rules:
+            (folder / name).write_bytes((published / name).read_bytes())
 
 
 def _copy_tokenizer(source: epath.Path, folder: Path) -> None:

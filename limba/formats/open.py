@@ -25,7 +25,7 @@ from etils import epath
 from limba.config import InputError, ModelConfig, NoModelError, RunConfig, reason_of, saved_config
 from limba.formats import hub_models, huggingface, limba_checkpoint, t5x, weights
 from limba.formats.architectures import check_arrays
-from limba.formats.huggingface_tokenizer import extra_ids_of
+from limba.formats.huggingface_tokenizer import extra_ids_in
 from limba.formats.names import Arrays, Json
 from limba.formats.sentence_modules import transformer_folder
 from limba.storage.files import read_text, resolved
@@ -252,12 +252,11 @@ def vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabular
         raise
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{file} cannot be used ({reason_of(error)}); copy the folder again.") from error
+    of_bytes = extra_ids_in(directory)
+    if of_bytes is not None:  # a ByT5, whatever other files are there
+        return VocabularyName("byte", of_bytes, str(directory))
     name = next((name for name in VOCABULARIES if (directory / name).exists()), None)
-    if name is not None:
-        return VocabularyName(str(directory / name), extra_ids, str(directory))
-    if str(tokenizer_config.get("tokenizer_class", "")).startswith("ByT5"):
-        return VocabularyName("byte", extra_ids_of(tokenizer_config), str(directory))
-    return None
+    return None if name is None else VocabularyName(str(directory / name), extra_ids, str(directory))
 
 
 def no_step(step: int, path: str, steps: Iterable[int]) -> InputError:

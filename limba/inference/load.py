@@ -314,7 +314,8 @@ class TrainedModel:
         For a T5 they begin with the run's prefix, end with the end of sequence, and are truncated to the run's length.
         For a language model they begin with the start id, 0; if it learned pairs, they have its prefix and an end too.
         <extra_id_0> and so on become sentinels. For an encoder they end with the end of sequence, and <mask> becomes
-        its mask. For a folder for transformers they are its AutoTokenizer's ids.
+        its mask. For a folder for transformers they are its AutoTokenizer's ids, but for a ByT5's sentinels and the
+        names of its special tokens, which are bytes.
 
         >>> model.tokenize("Ab").tolist()  # UTF-8 bytes, each 3 higher, and the end of sequence
         [68, 101, 1]
@@ -724,7 +725,7 @@ class TrainedModel:
                 dtype,
                 length=sources.trained_length(self.source),
                 special=self.special_ids if self.special_ids.is_published else None,
-                published=sources.published_folder(self.source),
+                published=sources.published_folder(self.source, self.tokenizer[0] if self.tokenizer else None),
             )
             vocabulary = self.tokenizer[1] if self.tokenizer else None
             suppressed = sources.unused_sentinels(self.source, vocabulary)

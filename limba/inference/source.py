@@ -250,13 +250,17 @@ def open_vocabulary(source: Source, chosen: VocabularyName | None = None) -> tup
 def _published(source: Source, name: VocabularyName) -> Vocabulary | None:
     """Returns what AutoTokenizer reads in a folder for transformers; None for bytes, and for what it cannot read.
 
-    That is a SentencePiece model alone, where transformers has no class for it: Limba reads it by SentencePiece.
+    That is a SentencePiece model alone, where transformers has no class for it: Limba reads it by SentencePiece. Raises
+    InputError for a ByT5 with tokens of its own.
     """
-    from limba.data.vocabulary.published import open_folder
+    from limba.data.vocabulary.published import check_bytes, open_folder
     from limba.data.vocabulary.published_files import Files
     from limba.data.vocabulary.tokenizer_classes import class_of
 
-    if source.kind != HUGGING_FACE or name.path == "byte":
+    if source.kind != HUGGING_FACE:
+        return None
+    if name.path == "byte":
+        check_bytes(source.directory)
         return None
     is_alone = not (source.directory / "tokenizer.json").exists()
     if is_alone and class_of(Files.of(source.directory)) != "T5Tokenizer":
@@ -285,8 +289,14 @@ def published_of_run(source: Source) -> PublishedVocabulary | None:
     return open_address(address) if is_folder(address) else None
 
 
-def published_folder(source: Source) -> epath.Path | None:
-    """Returns the folder for transformers that is the vocabulary of a run; None for others."""
+def published_folder(source: Source, opened: VocabularyName | None) -> epath.Path | None:
+    """Returns the folder for transformers whose files say how a model's text is read; None for Limba's own layout.
+
+    It is a run's vocabulary, or the model itself, unless that was opened with another vocabulary than its own.
+    """
+    if source.kind == HUGGING_FACE:
+        own = None if source.vocabulary is None else source.vocabulary.path
+        return source.directory if opened is None or opened.path == own else None
     published = published_of_run(source)
     return None if published is None else published.folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import transformers
 from etils import epath
 
 import limba
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
+from limba.data.vocabulary.published import open_address
 from limba.export.card import write_card
 from limba.formats import t5x
 from limba.formats.huggingface_files import Form
 from limba.formats.huggingface_tokenizer import extra_ids_in
 from limba.inference.source import VocabularyName, find
 from limba.training.checkpoints.initial import check_initial
+from tests import published as folders
 
 SIZES: dict[str, Any] = {
     "d_model": 32,
@@ -152,3 +155,27 @@ def test_a_t5x_checkpoint_that_does_not_tell_is_named(
 ) -> None:
     check_initial(t5x_checkpoint(tmp_path, trained), wanted)
     assert "does not tell which sentinels it was trained with" in caplog.text and "from 258" in caplog.text
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_tokens_of_its_own_are_not_read_letter_by_letter(special: bool, published: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tagged"
+    shutil.copytree(published, folder)
+    tokenizer = transformers.ByT5Tokenizer()
+    tokenizer.add_tokens(["<ro>", "<en>"], special_tokens=special)
+    tokenizer.save_pretrained(folder)
+    assert transformers.AutoTokenizer.from_pretrained(folder)("<ro>").input_ids == [384, 1]
+    with pytest.raises(InputError, match=r"a ByT5 with tokens of its own \(<ro>, <en>\).* Give the vocabulary 'byte'"):
+        limba.load(folder)
+    with pytest.raises(InputError, match="a ByT5 with tokens of its own"):
+        open_address(str(folder))
+    assert limba.load(folder, vocabulary="byte").tokenize("<ro>").tolist() == [63, 117, 114, 65, 1]
+
+
+def test_a_left_over_file_beside_a_byt5_is_not_read(published: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "left_over"
+    shutil.copytree(published, folder)
+    folders.generic("unigram").backend_tokenizer.save(str(folder / "tokenizer.json"))
+    for text in ("a few words", "é"):
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)(text).input_ids
+        assert limba.load(folder).tokenize(text).tolist() == theirs

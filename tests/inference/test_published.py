@@ -15,7 +15,7 @@ import sentencepiece
 import torch
 import transformers
 from etils import epath
-from tokenizers import AddedToken
+from tokenizers import AddedToken, normalizers
 
 import limba
 from limba.config import InputError, MeshConfig, ModelConfig
@@ -23,6 +23,8 @@ from limba.data.vocabulary import published, tokenizer_classes
 from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
 from limba.data.vocabulary.sentinels import sentinel_table
 from limba.data.vocabulary.special_ids import SpecialIds
+from limba.data.vocabulary.tokenizers import ids_of
+from limba.export.huggingface import import_folder
 from limba.inference import mask_filling
 from limba.inference.gap_pieces import Fill
 from limba.inference.source import find, open_vocabulary
@@ -301,6 +303,79 @@ def test_a_trainer_that_reads_other_ids_is_told(tmp_path: Path) -> None:
     assert published.text_read_otherwise(path, load_vocabulary(path).encode) == "one <nl> two"
     shutil.copy(tmp_path / "other.model", folder / "spiece.model")
     assert published.text_read_otherwise(path, load_vocabulary(path).encode) == published._COMPARED[0]
+
+
+def test_a_checkpoint_that_is_made_of_a_folder_tells_what_it_reads_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "corpus.txt").write_text("\n".join(folders.CORPUS * 5))
+    train_spm(tmp_path, "plain")
+    source = write(tmp_path / "source", config={"model_type": "t5"})
+    shutil.copy(tmp_path / "plain.model", source / "spiece.model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    folder = tmp_path / "model"
+    folders.saved(folder, "t5", tokenizer)
+    shutil.copy(tmp_path / "plain.model", folder / "spiece.model")
+    import_folder(folder, tmp_path / "same")
+    assert "reads" not in caplog.text
+    tokenizer.add_tokens(["<nl>"])
+    tokenizer.save_pretrained(folder)
+    import_folder(folder, tmp_path / "other")
+    assert f"{folder}/spiece.model, which the checkpoint takes, reads 'one <nl> two' as other ids" in caplog.text
+
+
+def in_config_alone(folder: Path, name: str | None) -> None:
+    """Has config.json name the class of the tokenizer, as older folders do, and no other file."""
+    for file, named in (("tokenizer_config", None), ("config", name)):
+        path = folder / f"{file}.json"
+        content = json.loads(path.read_text())
+        content.pop("tokenizer_class", None)
+        if named is not None:
+            content["tokenizer_class"] = named
+        path.write_text(json.dumps(content))
+
+
+WRITTEN_BACK = (  # kind, style, the class that config.json names
+    *(("gpt2", "bert", "BertTokenizer"), ("gpt2", "unigram", "T5Tokenizer"), ("t5", "roberta", "RobertaTokenizer")),
+    *(("llama", "llama", "LlamaTokenizer"), ("llama", "llama", "PreTrainedTokenizerFast"), ("umt5", "unigram", None)),
+    *(("eurobert", "bert", "BertTokenizer"), ("t5_encoder", "roberta", "PreTrainedTokenizerFast")),
+)
+
+
+@pytest.mark.parametrize(("kind", "style", "name"), WRITTEN_BACK)
+def test_a_folder_that_is_written_back_is_read_as_before(
+    kind: str, style: str, name: str | None, tmp_path: Path
+) -> None:
+    before = tmp_path / "before"
+    folders.saved(before, kind, folders.generic(style))
+    in_config_alone(before, name)
+    rules = before / "generation_config.json"
+    if rules.exists():
+        rules.write_text(json.dumps(json.loads(rules.read_text()) | {"no_repeat_ngram_size": 2, "num_beams": 4}))
+    after = Path(limba.load(before).save(tmp_path / "after"))
+    assert folders.ids_of(after) == folders.ids_of(before)
+    of_both = [type(transformers.AutoTokenizer.from_pretrained(folder)) for folder in (before, after)]
+    assert of_both[0] is of_both[1]
+    assert (after / rules.name).exists() == rules.exists()
+    if rules.exists():
+        assert (after / rules.name).read_bytes() == rules.read_bytes()
+        rules.unlink()  # config.json has the rules then
+        config = before / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"no_repeat_ngram_size": 3}))
+        later = Path(limba.load(before).save(tmp_path / "later"))
+        assert json.loads((later / "config.json").read_text())["no_repeat_ngram_size"] == 3
+        assert not (later / rules.name).exists()
+
+
+def test_a_panic_of_the_tokenizer_is_a_sentence() -> None:
+    """A token of which its normalizer leaves nothing is found inside of a letter; transformers ends in a traceback."""
+    tokenizer = folders.generic("roberta").backend_tokenizer
+    tokenizer.normalizer = normalizers.Strip()
+    tokenizer.add_tokens([AddedToken("\n", normalized=True)])
+    with pytest.raises(BaseException, match="bad split"):
+        tokenizer.encode("é vs é")
+    with pytest.raises(InputError, match=r"cannot read the letter 'é' of a text \(.*bad split"):
+        ids_of(tokenizer, "é vs é", "tokenizer.json")
 
 
 def test_every_tokenizer_class_of_transformers_is_decided() -> None:

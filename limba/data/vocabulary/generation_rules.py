@@ -65,6 +65,7 @@ CHOICES: Mapping[str, tuple[str, Values]] = {
     "top_p": ("top_p", (*NOT_SET, 1)),
     "no_repeat_ngram_size": ("no_repeat_ngram_size", (*NOT_SET, 0)),  # its value in the file is the default
 }
+RULES = frozenset((*READ, *CALLERS, *REFUSED, *PASSED_OVER, *CHOICES))  # on which a text depends
 _OF_BEAMS = ("num_beams", "length_penalty", "early_stopping")
 _OF_DRAWS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 

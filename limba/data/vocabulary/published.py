@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,8 @@ from limba.config import InputError, reason_of
 from limba.data.vocabulary.files import content, folder_at
 from limba.data.vocabulary.published_files import ROLES, Files, Json, name_of
 from limba.data.vocabulary.tokenizer_classes import AS_IT_IS, REBUILT, T5_ROLES, class_of, finish, unigram
-from limba.data.vocabulary.tokenizers import TokenizersVocabulary
-from limba.data.vocabulary.vocabularies import parse_model
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary, is_of_library
+from limba.data.vocabulary.vocabularies import SPECIALS, parse_model
 
 if TYPE_CHECKING:
     import tokenizers
@@ -48,6 +49,7 @@ _CLEANED = (
     (" 're", "'re"),
 )
 _CLEANS_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+_SENTINEL = re.compile(r"<extra_id_\d+>")
 # Types of SentencePiece's pieces.
 CONTROL = 3
 USER_DEFINED = 4
@@ -167,7 +169,9 @@ def open_folder(folder: epath.Path) -> PublishedVocabulary:
         return PublishedVocabulary(path, made)
     except InputError:
         raise
-    except Exception as error:  # `tokenizers` has no error of its own, and a damaged file may break any rule
+    except BaseException as error:  # a damaged file may break any rule
+        if not is_of_library(error):
+            raise
         raise InputError(f"{path} cannot be read as a {name} ({reason_of(error)}); copy the folder again.") from error
 
 
@@ -177,7 +181,9 @@ def open_address(address: str) -> PublishedVocabulary:
     Raises InputError as `folder_at` and `open_folder` do, and for a vocabulary of bytes.
     """
     folder = folder_at(address)
-    if str(Files.of(folder).tokenizer_config.get("tokenizer_class")).startswith("ByT5"):
+    files = Files.of(folder)
+    if str(files.tokenizer_config.get("tokenizer_class") or files.config.get("tokenizer_class")).startswith("ByT5"):
+        check_bytes(folder)
         raise InputError(
             f"The vocabulary {address} is UTF-8's bytes; set DataConfig.vocabulary to 'byte', and for the published"
             " ByT5 DataConfig.extra_ids to 0.",
@@ -186,6 +192,21 @@ def open_address(address: str) -> PublishedVocabulary:
     opened = open_folder(folder)
     opened.address = address
     return opened
+
+
+def check_bytes(folder: epath.Path) -> None:
+    """Raises InputError for a ByT5 with tokens beside its bytes, its sentinels and the special tokens of each ByT5."""
+    files = Files.of(folder)
+    tokens = [*files.tokens_by_id.values(), *files.roles({}).values(), *(files.extra or ())]
+    names = dict.fromkeys(name_of(token) for token in tokens)
+    own = [name for name in names if name not in SPECIALS and not _SENTINEL.fullmatch(name)]
+    if own:
+        some = ", ".join(own[:3]) + (", …" if len(own) > 3 else "")
+        raise InputError(
+            f"{folder} is a ByT5 with tokens of its own ({some}), which Limba's bytes do not have: their names would be"
+            " read letter by letter. Give the vocabulary 'byte' if that is what you want.",
+            field="DataConfig.vocabulary",
+        )
 
 
 def text_read_otherwise(path: str, encode: Callable[[str], Sequence[int]]) -> str | None:
@@ -295,7 +316,9 @@ def _template(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[i
     for text in _texts_of_pieces(tokenizer):
         try:
             encoding = tokenizer.encode(text)
-        except Exception:  # noqa: BLE001  an unknown letter, and the library has no error of its own
+        except BaseException as error:  # an unknown letter
+            if not is_of_library(error):
+                raise
             continue
         is_text = [number is not None for number in encoding.sequence_ids]
         if any(is_text):

@@ -56,7 +56,9 @@ class TokenizersVocabulary(Vocabulary):
         try:
             text = data.decode()
             tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # noqa: BLE001  the library has no error of its own
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
             raise InputError(
                 f"The vocabulary {self.path} is not a tokenizer.json ({reason_of(error)}); give the path of one."
             ) from None
@@ -221,7 +223,9 @@ def ids_of(tokenizer: tokenizers.Tokenizer, text: str, where: str) -> Sequence[i
     """
     try:
         return tokenizer.encode(text, add_special_tokens=False).ids
-    except Exception as error:  # the library has no error of its own
+    except BaseException as error:
+        if not is_of_library(error):
+            raise
         unread = _unread_letter(tokenizer, text)
         what = f"the text {text[:60]!r}" if unread is None else f"the letter {unread!r} of a text"
         raise InputError(
@@ -235,9 +239,20 @@ def _unread_letter(tokenizer: tokenizers.Tokenizer, text: str) -> str | None:
     for letter in dict.fromkeys(text):
         try:
             tokenizer.encode(letter, add_special_tokens=False)
-        except Exception:  # noqa: BLE001  the library has no error of its own
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
             return letter
     return None
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Returns whether `tokenizers` may have raised this: it has no error of its own, and a panic is no Exception.
+
+    >>> is_of_library(ValueError()), is_of_library(KeyboardInterrupt())
+    (True, False)
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @functools.cache
