@@ -111,7 +111,9 @@ def _model_and_output(args: argparse.Namespace) -> tuple[str, str | None]:
 
 def add_export_flags(parser: Parser) -> None:
     """Adds the flags of writing folders for transformers."""
-    parser.add_argument("--steps", default="latest", help="latest, all, or numbers such as 1000,2000")
+    parser.add_argument(
+        "--steps", help="best, latest, all, or numbers such as 1000,2000; default: the best if the run keeps one, or latest"
+    )
     parser.add_argument("--formats", default="pytorch,flax", help="pytorch, flax, or pytorch,flax")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
     parser.add_argument(
@@ -179,7 +181,10 @@ def export(args: argparse.Namespace) -> None:
         transformers=args.transformers,
         encoder_only=args.encoder_only,
     )
-    steps = huggingface.chosen_steps(args.steps, source.steps)
+    steps = huggingface.chosen_steps(args.steps, source.steps, source.best_step)
+    newest = max(source.steps)
+    if args.steps is None and steps != [newest]:
+        print(f"step {steps[0]:,}: the run's best one; --steps=latest is step {newest:,}", flush=True)
     if "://" in out:
         if args.push:
             raise InputError(f"--push uploads local folders, and OUT_DIR is {out}; push in a command of its own.")

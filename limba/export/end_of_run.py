@@ -1,4 +1,4 @@
-"""The exports at the end of a run: its last step as a folder for transformers, proved, at each destination; uploads.
+"""The exports at the end of a run: its best step, or else its last one, for transformers, proved; uploads.
 
 A process of its own writes and proves the folder, on the CPU: it needs no device, and no error in it, running out of
 memory included, ends the run. A failed export is repeated, then reported; the run's checkpoints are untouched by it.
@@ -82,7 +82,7 @@ def _check_last_step(config: RunConfig, destination: FolderDestination, is_in_ru
 
     In the run's own directory a folder of an earlier checkpoint of this run is made again.
     """
-    if config.train_steps is None:  # the data's end says it
+    if config.train_steps is None or config.checkpoint.best_metric is not None:  # another step may be exported
         return
     address = destination.address_of(config.train_steps)
     record = destination.record_at(address)
@@ -149,9 +149,15 @@ def deliver_all(config: RunConfig, result: Mapping[str, Any]) -> Json:
     chosen = [] if result["interrupted"] else destinations(config)
     if chosen:
         if is_first():
-            outcome = _delivered(config, result["step"], chosen)
+            outcome = _delivered(config, _best_or(result["step"], config), chosen)
         outcome = json.loads(of_first(json.dumps(outcome), HOURS_WAITED * 3600))
     return {**result, **outcome}
+
+
+def _best_or(step: int, config: RunConfig) -> int:
+    """Returns the step of the checkpoint that opens where a model is asked for: the run's best one, else this one."""
+    best = limba_checkpoint.steps_in(epath.Path(config.model_dir) / "best" / "checkpoints")
+    return max(best, default=step)
 
 
 def _delivered(config: RunConfig, step: int, chosen: Sequence[Destination]) -> Outcome:

@@ -64,17 +64,28 @@ FILLS = (
 _ENTRY = re.compile(rf"step_\d+(\.writing|\.failed)?|{re.escape(lease.FILE)}")
 
 
-def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
-    """Parses "latest", "all" or numbers with commas into steps, in order; InputError for one that does not exist.
+def chosen_steps(text: str | None, saved: Iterable[int], best: int | None = None) -> list[int]:
+    """Parses "best", "latest", "all" or numbers with commas into steps, in order; InputError for one that is not there.
 
-    >>> chosen_steps("latest", [10, 20]), chosen_steps("20,10", [10, 20])
-    ([20], [10, 20])
+    None is the best step if there is one, else the latest of the saved ones.
+
+    >>> chosen_steps(None, [10, 20]), chosen_steps(None, [10, 20], best=7), chosen_steps("20,7", [10, 20], best=7)
+    ([20], [7], [7, 20])
     """
-    there = sorted(there)
-    if text in ("latest", "all"):
-        return there[-1:] if text == "latest" else there
+    newest = sorted(saved)[-1:]
+    if text is None:
+        return newest if best is None else [best]
+    if text == "latest":
+        return newest
+    if text == "best":
+        if best is None:
+            raise InputError("The run keeps no best step (CheckpointConfig.best_metric); give latest, or a number.")
+        return [best]
+    there = sorted({*saved} if best is None else {*saved, best})
+    if text == "all":
+        return there
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise InputError(f"The steps are {text!r}; give latest, all, or numbers such as 1000,2000.")
+        raise InputError(f"The steps are {text!r}; give best, latest, all, or numbers such as 1000,2000.")
     chosen = sorted({int(part) for part in text.split(",")})
     absent = [step for step in chosen if step not in there]
     if absent:
@@ -83,13 +94,13 @@ def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
 
 
 def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) -> dict[int, Path]:
-    """Writes and proves a folder for each step, in order; returns the folders. InputError if a proof fails.
+    """Writes and proves a folder for each step, saved or the best one, in order; returns the folders. InputError if a proof fails.
 
     Finished folders of an earlier call that were made of the same are kept; their cards are written anew, if they alone
     would differ.
     """
     check_out(out)
-    source = dataclasses.replace(source, average=choices.average)
+    source = dataclasses.replace(_with_best(source), average=choices.average)
     choices = possible(source.model, choices)
     folders = {step: out / f"step_{step}" for step in steps}
     records = {step: folder / RECORD for step, folder in folders.items()}
@@ -117,6 +128,13 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
             mine.check()
             _convert(source, step, folders[step], choices, tokenizer, parts or made_of(source, step, choices))
     return folders
+
+
+def _with_best(source: Source) -> Source:
+    """Returns the source with its best checkpoint among its steps."""
+    if source.best is None or source.best_step is None:
+        return source
+    return dataclasses.replace(source, steps={**source.steps, source.best_step: source.best})
 
 
 def check_out(out: Path) -> None:
@@ -344,6 +362,7 @@ def export_to_bucket(source: Source, address: str, steps: Sequence[int], choices
     same are kept, and one made by other choices is replaced: by one of the same formats and proof, if its card alone
     would differ. Raises what `export` and `manifest.upload` raise.
     """
+    source = _with_best(source)
     choices = possible(source.model, choices)
     for step in steps:
         target = f"{address.rstrip('/')}/step_{step}"

@@ -81,6 +81,11 @@ class Opened:
         """The checkpoint with the highest step."""
         return self.steps[max(self.steps)]
 
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best checkpoint; None without one."""
+        return None if self.best is None else int(self.best.name)
+
     def step_of(self, step: int | None) -> int:
         """Returns the step, or the newest one for None; InputError if there is no such checkpoint."""
         if step is not None and step not in self.steps:

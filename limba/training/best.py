@@ -92,6 +92,13 @@ class Best:
         self.write()
         return self._reason_to_end(name)
 
+    def ended(self, step: int) -> str:
+        """Returns the sentence that has ended the run at this step, by `EvaluationConfig.patience`, else ""."""
+        name = self._config.checkpoint.best_metric
+        if name is None or step < self._record.get("last_step", step + 1):
+            return ""
+        return self._reason_to_end(name)
+
     def _is_better(self, value: float) -> bool:
         if not math.isfinite(value):
             return False

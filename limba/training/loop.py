@@ -149,7 +149,9 @@ class Loop:
         step = start = self.turn = int(state.step)
         events = Events(self.config, self.plan, start)
         trace = Trace(self.config, start, self.metrics.say)
-        due = Due(ends=start >= self.plan.most_steps)
+        # A run that its patience has ended stays so until it has more.
+        ended = "" if self.best is None else self.best.ended(start)
+        due = Due(ends=start >= self.plan.most_steps or ended != "", reason=ended)
         with stop_requests(self.turn) as stop_requested:
             self.recent.restart()
             while not due.ends:

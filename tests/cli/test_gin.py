@@ -302,6 +302,31 @@ def test_a_field_of_another_rule_is_dropped_only_where_its_rule_was_replaced(
         read_run([file], ["config.OptimizerConfig.beta2=0.9"])
 
 
+def test_a_run_that_was_moved_does_not_train_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = read_run(["gin/demo.gin"], ["MODEL_DIR='runs/a'"]).text
+    for folder in ("runs/a", "runs/a/best", "runs/b"):
+        Path(folder, "checkpoints").mkdir(parents=True)
+        Path(folder, "config.gin").write_text(text)
+        Path(folder, "config.json").write_text("{}")
+    for file in ("runs/a/config.gin", "runs/a/best/config.gin", f"{tmp_path}/runs/a/config.gin"):
+        assert read_run([file]).config.model_dir == f"{tmp_path}/runs/a"
+    with pytest.raises(InputError, match=f"runs/b/config.gin makes the run runs/a, .* give MODEL_DIR={tmp_path}/runs/b"):
+        read_run(["runs/b/config.gin"])
+    assert read_run(["runs/b/config.gin"], ["MODEL_DIR='runs/b'"]).config.model_dir == f"{tmp_path}/runs/b"
+    Path("own.gin").write_text("include 'runs/b/config.gin'\nMODEL_DIR = 'runs/c'\n")  # as a template
+    assert read_run(["own.gin"]).config.model_dir == f"{tmp_path}/runs/c"
+    monkeypatch.chdir(tmp_path / "runs")  # where runs/a is another directory
+    with pytest.raises(InputError, match=f"give MODEL_DIR={tmp_path}/runs/a, or"):
+        read_run([f"{tmp_path}/runs/a/config.gin"])
+    Path("b", "checkpoints").rmdir()
+    assert read_run(["b/config.gin"]).config.model_dir == f"{tmp_path}/runs/runs/a"
+    in_bucket = text.replace("'runs/a'", "'gs://bucket/a'")
+    Path("a", "config.gin").write_text(in_bucket)
+    with pytest.raises(InputError, match="makes the run gs://bucket/a"):
+        read_run(["a/config.gin"])
+
+
 def test_only_a_runs_own_config_gin_may_have_fields_of_another_rule(tmp_path: Path) -> None:
     file = Path(write(tmp_path, FOREIGN)).rename(tmp_path / "config.gin")
     with pytest.raises(InputError, match=r"^OptimizerConfig.beta2 is a field of adamw, muon, and"):

@@ -162,15 +162,21 @@ def _value_of(source: Source, *names: str) -> object:
 
     gin has resolved no macro yet: the file that the include leaves open may set more of them.
     """
-    value: object = REQUIRED
+    binding = last_binding(source, *names)
+    return REQUIRED if binding is None else binding.value
+
+
+def last_binding(source: Source, *names: str) -> Binding | None:
+    """Returns the last binding of one of these names, of a macro its own one; None without one."""
+    binding = None
     wanted: tuple[str, ...] = names
     for _ in source.bindings:  # at most once for each: macros may name each other in a circle
-        values = [binding.value for binding in source.bindings if binding.name in wanted]
-        value = values[-1] if values else REQUIRED
-        if not isinstance(value, Macro) or value == REQUIRED:
+        found = [binding for binding in source.bindings if binding.name in wanted]
+        binding = found[-1] if found else None
+        if binding is None or not isinstance(binding.value, Macro) or binding.value == REQUIRED:
             break
-        wanted = (value.name,)
-    return value
+        wanted = (binding.value.name,)
+    return binding
 
 
 def _of_run_or_path(source: Source, path: str) -> Continued:

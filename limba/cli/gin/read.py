@@ -56,7 +56,9 @@ def read_run(
     >>> read_run(["gin/demo.gin"], ["MODEL_DIR='runs/a'", "BATCH_SIZE=16"]).config.data.batch_size
     16
     """
-    return _checked_run(statements.read(files, overrides, search_paths), " and ".join(files), allowed, written_as)
+    source = statements.read(files, overrides, search_paths)
+    _check_place(source)
+    return _checked_run(source, " and ".join(files), allowed, written_as)
 
 
 def read_translated(
@@ -218,6 +220,27 @@ def _check_imports(source: Source, location: str, allowed: Sequence[str], direct
     from limba.inference.source import check_imports
 
     check_imports([module for module, _ in source.modules], location, allowed, directory)
+
+
+def _check_place(source: Source) -> None:
+    """Raises InputError if a run's own config.gin decides MODEL_DIR, and lies elsewhere: the run there would train.
+
+    It was moved or copied with its directory, or names that by a path from another folder.
+    """
+    binding = continued.last_binding(source, "MODEL_DIR", f"{RUN}.model_dir")
+    if binding is None or not binding.is_own or not isinstance(binding.value, str):
+        return
+    file = binding.location.rpartition(" line ")[0]
+    folder = source.runs.get(file)
+    if folder is None or not (folder / "checkpoints").is_dir():  # a copy of the file alone is no run
+        return
+    named_folder = Path(os.path.expanduser(binding.value)).resolve()
+    if "://" in binding.value or not folder.is_relative_to(named_folder):  # a run's best step lies inside of it
+        raise InputError(
+            f"{file} makes the run {binding.value}, and lies in {folder}: that was moved or copied, or the path is one"
+            f" from another folder. For the run that is here give MODEL_DIR={folder}, or else the directory of the run"
+            " that you mean."
+        )
 
 
 def _checked_run(

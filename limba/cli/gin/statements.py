@@ -105,6 +105,7 @@ class Source:
     of_family: FileOfFamily | None = None
     modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, location) of imported task modules
     size: Size = field(default_factory=Size)
+    runs: dict[str, Path] = field(default_factory=dict)  # a run's own config.gin, by its name -> the run's directory
 
     def add(
         self,
@@ -188,6 +189,8 @@ def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by
         raise InputError(f"The gin file {name} cannot be read: {error}.") from None
     include = functools.partial(_read_file, source, search_paths=search_paths, above=(*above, path))
     is_own = path.name == OWN_FILE and path.with_name(saved_config.FILE).is_file()
+    if is_own:
+        source.runs[name] = path.parent
     read_text(source, text, name, include, is_own)
 
 
