@@ -112,7 +112,8 @@ def _model_and_output(args: argparse.Namespace) -> tuple[str, str | None]:
 def add_export_flags(parser: Parser) -> None:
     """Adds the flags of writing folders for transformers."""
     parser.add_argument(
-        "--steps", help="best, latest, all, or numbers such as 1000,2000; default: the best if the run keeps one, or latest"
+        "--steps",
+        help="best, latest, all, or numbers such as 1000,2000; default: the best if the run keeps one, else the latest",
     )
     parser.add_argument("--formats", default="pytorch,flax", help="pytorch, flax, or pytorch,flax")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")

@@ -94,10 +94,10 @@ def chosen_steps(text: str | None, saved: Iterable[int], best: int | None = None
 
 
 def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) -> dict[int, Path]:
-    """Writes and proves a folder for each step, saved or the best one, in order; returns the folders. InputError if a proof fails.
+    """Writes and proves a folder for each step, saved or the best one, in order; returns the folders.
 
     Finished folders of an earlier call that were made of the same are kept; their cards are written anew, if they alone
-    would differ.
+    would differ. Raises InputError if a proof fails.
     """
     check_out(out)
     source = dataclasses.replace(_with_best(source), average=choices.average)
@@ -518,7 +518,7 @@ def _vocabulary_in(folder: Path) -> str | None:
     if name is None:
         return None
     path = str(folder / name)
-    other = text_read_otherwise(path, load_vocabulary(path, 0).encode)
+    other = text_read_otherwise(path, lambda text: load_vocabulary(path, 0).encode(text))
     if other is not None:
         logger.warning(
             "%s, which the checkpoint takes, reads %r as other ids than transformers does in the folder: tokens that"

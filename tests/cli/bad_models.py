@@ -99,7 +99,7 @@ COMMANDS = {
     "convert run out --formats=onnx": "give pytorch, flax, or pytorch,flax",
     "convert run out --dtype=int8": "--dtype is int8; give float32 or bfloat16",
     "convert run out --steps=5": "There is no checkpoint at step 5",
-    "convert run out --steps=x": "give latest, all, or numbers",
+    "convert run out --steps=x": "give best, latest, all, or numbers",
     "convert run out --dry_run": "--dry_run shows what --push would upload",
     "convert run in.txt": "in.txt is a file",
     "convert run hf": "which no conversion wrote",

@@ -661,7 +661,7 @@ def test_bad_choices_are_one_sentence(tmp_path, vocabulary, legacy, monkeypatch)
 
     refused("is not a model: looked there for a Limba run", tmp_path)
     refused("no checkpoint at step 7", run, out, "--steps=7")
-    refused("give latest, all, or numbers", run, out, "--steps=x")
+    refused("give best, latest, all, or numbers", run, out, "--steps=x")
     refused("give pytorch, flax", run, out, "--formats=onnx")
     refused("give float32 or bfloat16", run, out, "--dtype=int8")
     refused("set HF_TOKEN", run, out, "--push=me/model")
