@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Converts checkpoints of Limba or T5X to Hugging Face folders, and checks that the models give the same outputs.
 #
-#   bash convert/convert.sh MODEL_DIR [OUT_DIR] [--steps=latest|all|N,M] [--formats=pytorch,flax]
+#   bash convert/convert.sh MODEL_DIR [OUT_DIR] [--steps=best|latest|all|N,M] [--formats=pytorch,flax]
 #        [--dtype=float32|bfloat16] [--config=FILE.gin] [--vocabulary=PATH|byte|none] [--no_check] [--push=user/name [--dry_run]]
 #
 # Without arguments it converts the newest run below runs/, here or in the clone, or in this folder. SETUP=no takes .venv
