@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from limba.evaluation.hidden_words import Hits
     from limba.inference.load import TrainedModel
+
+logger = logging.getLogger(__name__)
 
 ABOUT = """Computes loss, token accuracy, perplexity and bits per byte, also by character set, on validation text (all
 of it with --gin.EVAL_STEPS=None). For tasks with metrics it also generates text for validation examples and computes
@@ -79,6 +82,7 @@ class Results(NamedTuple):
     copied: Mapping[str, float]  # the metrics of the inputs themselves
     texts: Mapping[str, Sequence[str]]  # by prompt
     hits: Hits | None
+    change: str  # of the text since the checkpoint was saved; "" where none is known
 
 
 def _evaluated(args: argparse.Namespace, trained: TrainedModel, config: RunConfig) -> Results:
@@ -86,6 +90,7 @@ def _evaluated(args: argparse.Namespace, trained: TrainedModel, config: RunConfi
 
     from limba.evaluation import hidden_words
     from limba.evaluation import text as evaluation
+    from limba.evaluation.own_text import change_of_text
 
     split = args.split or config.data.validation_split
     names = {}
@@ -93,6 +98,14 @@ def _evaluated(args: argparse.Namespace, trained: TrainedModel, config: RunConfi
         names = {"DataConfig.train_split": "--split", "DataConfig.validation_split": "--split"}
     num_examples = args.num_examples or config.evaluation.num_examples or NUM_EXAMPLES
     hits = None
+    with named(names):
+        change = change_of_text(trained, split)
+    if change and jax.process_index() == 0:
+        logger.warning(
+            "%s. The figures below are of this other text, not of the run's own: evaluate in the directory in which the"
+            " run was started, or restore the files.",
+            change,
+        )
     with named(names), waiting(f"evaluating {split}", shows=jax.process_index() == 0):
         figures, copied = evaluation.evaluate(trained, num_examples=num_examples, split=split)
         if args.num_gaps:
@@ -102,7 +115,7 @@ def _evaluated(args: argparse.Namespace, trained: TrainedModel, config: RunConfi
         trained.network, trained.mesh, trained.vocabulary, config.evaluation, trained.reads_prefix, input_end
     )
     texts = sample(trained.params) if sample else {}
-    return Results(split, figures, copied, texts, hits)
+    return Results(split, figures, copied, texts, hits, change)
 
 
 def _written(trained: TrainedModel, results: Results, model_dir: str) -> epath.Path:
@@ -118,6 +131,7 @@ def _written(trained: TrainedModel, results: Results, model_dir: str) -> epath.P
         "checkpoint": trained.path,
         "step": trained.step,
         "split": results.split,
+        "text_changed": results.change or None,
         "figures": results.figures,
         "copied": results.copied,
         "texts": results.texts,

@@ -90,6 +90,13 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self.changed or self.appeared or self.vanished)
 
+    def add(self, others: Changes) -> None:
+        """Adds the files of another task."""
+        self.changed += others.changed
+        self.appeared += others.appeared
+        self.vanished += others.vanished
+        self.touched += others.touched
+
     def sentence(self, since: str) -> str:
         """Returns what has changed, file by file, without a period; `since` is such as "since step 110".
 

@@ -169,11 +169,9 @@ class DataPositions:
             for position in saved.values():
                 then.update(position.files.get(name, {}))
             some = changes(then, num_files, now.files.get(name, ()))
-            all_changes.touched += some.touched
-            if identity["files"] != now.digest:
-                all_changes.changed += some.changed
-                all_changes.appeared += some.appeared
-                all_changes.vanished += some.vanished
+            if identity["files"] == now.digest:
+                some = Changes(touched=some.touched)
+            all_changes.add(some)
         if all_changes or identity["corpus"] != self._layout:
             return all_changes.sentence(since) or _other_units(since), []
         if identity["files"] != now.digest:
@@ -227,6 +225,30 @@ class DataPositions:
 def digest_of_files(task: Provider, split: str, end_bytes: Mapping[str, int]) -> str:
     """Returns what a data position says of the content of a task's files, under "files" and "end_bytes", at present."""
     return _corpora_of(unit_sources(task), split, end_bytes).digest
+
+
+def changes_since(task: Provider, split: str, positions: Mapping[int, Position]) -> Changes:
+    """Returns how the files of a split differ at present from the ones that positions of all shards name.
+
+    Only tasks that the positions know are compared. The split must be read from the files that the run has trained on.
+    Raises InputError for a file that changes or cannot be read; PositionError for damaged positions.
+    """
+    saved = {shard: opened(position, shard) for shard, position in positions.items()}
+    found = Changes()
+    if not saved:
+        return found
+    identity = next(iter(saved.values())).about
+    num_files = identity["num_files"]
+    sources = {name: source for name, source in unit_sources(task).items() if name in num_files}
+    now = _corpora_of(sources, split, identity["end_bytes"])
+    if now.digest == identity["files"]:
+        return found
+    for name in sources:
+        then: dict[int, Mark] = {}
+        for position in saved.values():
+            then.update(position.files.get(name, {}))
+        found.add(changes(then, num_files[name], now.files[name]))
+    return found
 
 
 def of_another_order(positions: Mapping[int, Position], step: int) -> str:
