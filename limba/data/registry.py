@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,11 @@ class Mixture(LikeSeqio):
     """
 
     def __init__(self, name: str, tasks: Sequence[Any], default_rate: Rate | None = None):
-        """`tasks` are names, tasks and mixtures, or pairs of one of these and its rate."""
+        """`tasks` are names, tasks and mixtures, or pairs of one of these and its rate.
+
+        A rate of 0 leaves a task out for now, as in seqio. Raises InputError for a name that is not registered, tasks
+        with different features, and rates that are missing, negative, not finite, or all 0.
+        """
         self.name = name
         self._rates: dict[str, tuple[Provider, Any]] = {}
         lacks_rate = False
@@ -92,12 +97,16 @@ class Mixture(LikeSeqio):
             provider, rate = entry if isinstance(entry, tuple | list) else (entry, default_rate)
             if isinstance(provider, str):
                 provider = _registered(provider)
+            if rate is not None and not callable(rate):  # a function is asked when its rate is needed
+                rate = self._checked(provider.name, rate)
             self._rates[provider.name] = (provider, rate)
             lacks_rate = lacks_rate or rate is None
         if lacks_rate or not self.tasks:
             raise InputError(
                 f"The mixture {name} has no task, or one without a rate; give each a rate, or default_rate."
             )
+        if not any(callable(rate) for _, rate in self._rates.values()):
+            self._check_total()
         if len({tuple(sorted(task.output_features)) for task in self.tasks}) > 1:
             raise InputError(f"The tasks of mixture {name} have different output_features; give all the same names.")
 
@@ -123,7 +132,10 @@ class Mixture(LikeSeqio):
         return sum(self._rate(name) for name in self._rates)
 
     def get_rate(self, task: Task) -> float:
-        """Returns a task's rate; a nested mixture's rate is divided among its tasks by their own rates."""
+        """Returns a task's rate; a nested mixture's rate is divided among its tasks by their own rates.
+
+        Raises InputError for what a function gives that is no rate.
+        """
         rate = self._rate(task.name) if task.name in self._rates else 0.0
         for name, (provider, _) in self._rates.items():
             if isinstance(provider, Mixture) and any(part.name == task.name for part in provider.tasks):
@@ -132,7 +144,29 @@ class Mixture(LikeSeqio):
 
     def _rate(self, name: str) -> float:
         provider, rate = self._rates[name]
-        return float(rate(provider) if callable(rate) else rate)  # pyright: ignore[reportArgumentType]
+        if callable(rate):
+            rate = self._checked(name, float(rate(provider)))  # pyright: ignore[reportArgumentType]
+        return rate
+
+    def _checked(self, task_name: str, rate: object) -> float:
+        try:
+            number = float(rate)  # pyright: ignore[reportArgumentType]
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise InputError(
+                f"The rate of {task_name} in mixture {self.name} is {rate!r}; give a number from 0 on, where 0 leaves"
+                " the task out."
+            )
+        return number
+
+    def _check_total(self) -> None:
+        total = self.total_rate
+        if not 0 < total < math.inf:
+            raise InputError(
+                f"The rates of mixture {self.name} add up to {total:g}, so no task can be chosen by them; give rates"
+                " such as 1.0 and 3.0."
+            )
 
 
 Provider: TypeAlias = Task | Mixture

@@ -237,6 +237,8 @@ def source_of_files(data_files: DataFiles, column: Column = "text", validation_p
 def _own_rate(mixture: Mixture, task: Task) -> float:
     try:
         return mixture.get_rate(task)
+    except InputError:
+        raise
     except (TypeError, ValueError) as error:  # a seqio function of num_examples, which are not counted
         # A temperature needs the size of every corpus, which sources of others do not say.
         has_sizes = all(part.name in unit_sources(part) for part in mixture.tasks)

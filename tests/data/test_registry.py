@@ -154,6 +154,46 @@ def test_what_cannot_be_registered_or_found_is_said() -> None:
     assert "registered_mixture" not in {*MixtureRegistry.names(), *seqio.MixtureRegistry.names()}
 
 
+WRONG_RATES = (float("nan"), float("inf"), -1, -0.5, "many")
+
+
+@pytest.mark.parametrize("rate", WRONG_RATES)
+def test_a_rate_that_is_none_is_refused_where_it_is_registered(rate: object) -> None:
+    for name in "ab":
+        task(name)
+    sentence = f"^The rate of registered_a in mixture registered_mixture is {rate!r}; give a number from 0 on, where 0"
+    with pytest.raises(InputError, match=sentence):
+        MixtureRegistry.add("registered_mixture", [("registered_a", rate), ("registered_b", 2.0)])
+    with pytest.raises(InputError, match=sentence):
+        MixtureRegistry.add("registered_mixture", ["registered_a"], default_rate=rate)
+    assert "registered_mixture" not in {*MixtureRegistry.names(), *seqio.MixtureRegistry.names()}
+
+
+@pytest.mark.parametrize("rate", WRONG_RATES[:-1])
+def test_a_rate_that_is_none_is_refused_of_functions_and_of_seqio_too(rate: float) -> None:
+    features = dict.fromkeys(("inputs", "targets"), seqio.Feature(seqio.ByteVocabulary(100)))
+    for name in "ab":
+        source = FileSource("nowhere.jsonl")
+        seqio.TaskRegistry.add(f"registered_{name}", source, preprocessors=[], output_features=features)
+    MixtureRegistry.add("registered_function", [("registered_a", lambda task: rate), ("registered_b", 2.0)])
+    seqio.MixtureRegistry.add("registered_of_theirs", [("registered_a", rate), ("registered_b", 2.0)])
+    for name in ("registered_function", "registered_of_theirs"):
+        data = DataConfig(name, {"inputs": 8, "targets": 8}, 4, vocabulary="byte")
+        with pytest.raises(InputError, match=f"^The rate of registered_a in mixture {name} is {rate}.*; give a number"):
+            resolve_task(data)
+
+
+def test_a_rate_of_0_leaves_a_task_out_but_not_all_of_them() -> None:
+    for name in "ab":
+        task(name)
+    MixtureRegistry.add("registered_mixture", [("registered_a", 0), ("registered_b", 2.0)])
+    mixture = MixtureRegistry.get("registered_mixture")
+    assert [mixture.get_rate(part) for part in mixture.tasks] == [0.0, 2.0]
+    for name, rate, total in (("none", 0.0, "0"), ("more", 1e308, "inf")):
+        with pytest.raises(InputError, match=f"^The rates of mixture registered_{name} add up to {total}, so no task"):
+            MixtureRegistry.add(f"registered_{name}", ["registered_a", "registered_b"], default_rate=rate)
+
+
 def test_one_prefix_for_tasks_with_prefixes_of_their_own_is_refused() -> None:
     """Both directions of a translation were trained with the prompt of one."""
     task_modules.import_all(["tasks.en_ms"])
