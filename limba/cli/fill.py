@@ -23,16 +23,16 @@ AT_ONCE = 256  # texts that are answered together
 def run(args: argparse.Namespace) -> None:
     """Prints the fills of each text, or writes them to a .jsonl file; raises InputError."""
     reads_lines = line_flags.reads_lines(args)
-    if line_flags.has_file(args) and not args.output.endswith(".jsonl"):
-        raise InputError(f"--output is {args.output}; with --fill it is a .jsonl file, or left out for stdout.")
     field = line_flags.field_of(args)
     top = args.top or NUM_FILLS
     with environment.quiet_imports():
         from limba.inference import line_files
         from limba.inference.gap_filling import with_sentinels
+    if line_flags.has_file(args) and not args.output.lower().endswith(line_files.JSON_LINES):
+        raise InputError(f"--output is {args.output}; with --fill it is a .jsonl file, or left out for stdout.")
     for prompt in args.prompt or ():
         with_sentinels(prompt)  # raises for a prompt without a gap, before minutes are spent on a model
-    line_flags.check_input(args)
+    line_flags.check_files(args)
     trained = model.opened(args, in_float32=lambda source: True)
     if line_flags.has_file(args):
         _write_lines(args, trained, field, top)

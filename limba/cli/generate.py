@@ -162,7 +162,7 @@ def _generate(args: argparse.Namespace) -> None:
     reads_lines = line_flags.reads_lines(args)
     field = line_flags.field_of(args)
     _check_values(args)
-    line_flags.check_input(args)
+    line_flags.check_files(args)
     if reads_lines:
         trained = model.opened(args, in_float32=lambda source: source.model.is_decoder_only)
         model.check_vocabulary(trained)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from limba.cli import model
-from limba.config import InputError
+from limba.config import InputError, environment
 
 if TYPE_CHECKING:
     from limba.inference.load import TrainedModel
@@ -33,9 +33,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--output", metavar="FILE", default=STDOUT,
-        help="a .jsonl file gets each record of the input with `prediction` and `score`, for a T5 also `input_tokens`,"
-        " `cut_tokens` and `segments`; with --fill `gaps`; with --score `log_likelihood`, `tokens`, `bits_per_byte` and"
-        " `cut_tokens`. Other files get one line each (also gs://); default: stdout",
+        help="a .jsonl, .ndjson or .json file gets each record of the input with `prediction` and `score`, for a T5"
+        " also `input_tokens`, `cut_tokens` and `segments`; with --fill `gaps`; with --score `log_likelihood`,"
+        " `tokens`, `bits_per_byte` and `cut_tokens`. Files with any other ending, such as .txt, get one line each"
+        " (also gs://); .csv, .tsv, .parquet and .gz are refused. Default: stdout",
     )  # fmt: skip
     group.add_argument(
         "--fields", metavar="NAME,NAME",
@@ -72,13 +73,15 @@ def field_of(args: argparse.Namespace) -> str:
     return field
 
 
-def check_input(args: argparse.Namespace) -> None:
-    """Raises InputError for a local input that does not exist, before a model is read."""
+def check_files(args: argparse.Namespace) -> None:
+    """Raises InputError, before a model is read, for a local input that does not exist and an output of other form."""
     path = args.input
-    if not path or path in STANDARD or "://" in path:
-        return
-    if not os.path.exists(path):
+    if path and path not in STANDARD and "://" not in path and not os.path.exists(path):
         raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.")
+    if has_file(args):
+        with environment.quiet_imports():
+            from limba.inference import line_files
+        line_files.check_output(args.output)
 
 
 def prompts(args: argparse.Namespace) -> list[str]:

@@ -16,7 +16,7 @@ FIELDS = "inputs,targets"
 def run(args: argparse.Namespace) -> None:
     """Writes the log likelihood of each target given its input; raises InputError."""
     fields = _fields(args)
-    line_flags.check_input(args)
+    line_flags.check_files(args)
     trained = model.opened(args)
     model.check_vocabulary(trained)
     is_language_model = trained.network.config.is_decoder_only

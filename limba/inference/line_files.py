@@ -35,6 +35,9 @@ from limba.storage.files import write_whole
 POLICY = remote.ReadPolicy()
 STANDARD = ("-", "stdin", "stdout")
 DONE = "done"  # in PATH.about.json: the lines written, and the digest of their input lines
+JSON_LINES = (".jsonl", ".json", ".ndjson")  # endings of an output that gets each record; others get a line of text
+# Endings by which a reader would take lines of text for something else.
+NOT_WRITTEN = (".csv", ".tsv", ".parquet", ".array_record", ".arrow", ".xlsx", ".zip", *COMPRESSIONS)
 UNREADABLE = (ImportError, *failures.UNREADABLE)
 Record = Json
 T = TypeVar("T")
@@ -149,19 +152,35 @@ def alone(path: str) -> Iterator[Callable[[], None]]:
         yield mine.check
 
 
+def check_output(path: str) -> None:
+    """Raises InputError for an output whose ending promises another format than lines of JSON or of text.
+
+    >>> check_output("out.jsonl"), check_output("out.de"), check_output("stdout")
+    (None, None, None)
+    """
+    ending = next((ending for ending in NOT_WRITTEN if path.lower().endswith(ending)), None)
+    if ending is not None:
+        raise InputError(
+            f"The output {path} would hold lines, and {ending} promises another format; give a path that ends in"
+            f" {', '.join(JSON_LINES)} for whole records, or in .txt or any other ending for a line of text each."
+        )
+
+
 class Output:
     """The output file. An existing file is resumed if it was made with the same `about`, which is saved beside it.
 
     `path` is local or an address. In a bucket, whose objects cannot be appended to, every `flush` writes an object into
     PATH.parts, named by the number of its first line, and `close` joins them into one. With `writes=False` lines are
     only counted. `num_done` lines are there, made from input lines whose digest is `digest`, or None if no window is
-    finished. Raises InputError if the file cannot be opened, and StorageError if it cannot be written any more.
+    finished. Raises InputError for an ending of another format and if the file cannot be opened, and StorageError if it
+    cannot be written any more.
     """
 
     def __init__(self, path: str, settings: Mapping[str, object], writes: bool = True):
+        check_output(path)
         self.path = path
         self.writes = writes
-        self.is_json = path.endswith((".jsonl", ".json"))
+        self.is_json = path.lower().endswith(JSON_LINES)
         self._settings: Record = json.loads(json.dumps(settings))  # as it is read back: a tuple becomes a list
         self.num_done = 0
         self.digest: str | None = None

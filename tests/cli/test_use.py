@@ -156,6 +156,12 @@ def test_a_gin_file_and_a_run_give_the_same(workdir: Path, capsys: pytest.Captur
         ("Both --prompt and --output are given", ["generate", "run", "--prompt=a", "--output=out.txt"]),
         ("--vocabulary to the path of a SentencePiece", ["generate", "run", "--prompt=a", "--vocabulary=/none.model"]),
         ("has no split 'none'; it has train: set --split", ["evaluate", "run", "--split=none"]),
+        (".csv promises another format", ["generate", "nowhere", "--input=in.txt", "--output=out.csv"]),
+        (
+            ".gz promises another format",
+            ["generate", "nowhere", "--score", "--input=pairs.jsonl", "--output=o.jsonl.gz"],
+        ),
+        ("with --fill it is a .jsonl file", ["generate", "nowhere", "--fill", "--input=in.txt", "--output=out.csv"]),
         ("Both --top_k and --num_beams", ["generate", "run", "--prompt=a", "--top_k=5", "--num_beams=2"]),
         ("There is no OUT; write limba convert run OUT --to=t5x", ["convert", "run", "--to=t5x"]),
         (

@@ -109,6 +109,24 @@ def test_lines_without_a_digest_are_written_again(tmp_path):
         processed(str(tmp_path / "in.jsonl"), path)
 
 
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet", ".jsonl.gz", ".txt.ZST", ".xlsx"])
+def test_an_output_whose_ending_promises_another_format_is_refused(ending, tmp_path):
+    path = f"{tmp_path}/out{ending}"
+    with pytest.raises(InputError, match=r"out\.\S+ would hold lines, and \.\w+ promises another format; give a path"):
+        text_files.Output(path, ABOUT)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("out.ndjson", '{"a": 1}'), ("out.JSONL", '{"a": 1}'), ("out.txt", "text"), ("out.de", "text"), ("out", "text")],
+)
+def test_records_go_to_json_lines_and_texts_to_any_other_ending(name, line, tmp_path):
+    with text_files.Output(str(tmp_path / name), ABOUT) as output:
+        output.write({"a": 1}, "text")
+    assert (tmp_path / name).read_text() == f"{line}\n"
+
+
 def test_an_output_that_was_killed_in_its_first_window_is_begun_again(tmp_path):
     path = str(tmp_path / "out.jsonl")
     source = str(tmp_path / "in.jsonl")
