@@ -33,6 +33,7 @@ from limba.data.tasks import (
     failure_of_code,
     parts_of,
     resolve_task,
+    trained_validation,
     unit_sources,
 )
 from limba.data.vocabulary.sentinels import sentinel_table
@@ -180,6 +181,10 @@ class RunData:
     def check(self) -> None:
         """Reads the beginning of every corpus; InputError for what a run could not read."""
         check_sources(self.task, self.config)
+
+    def trained_validation(self, part: Task) -> str:
+        """Returns a sentence that names files of both training and validation of one of `parts`, or ""; see `tasks`."""
+        return trained_validation(part, self.config)
 
     def check_stage(self, begins: int, lengths: Mapping[str, int]) -> Task | Mixture:
         """Returns the task of the stage that begins at a step; InputError unless its rows are like the first one's."""

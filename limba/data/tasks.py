@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 
 from limba import tool_registry
-from limba.config import ConfigError, DataConfig, InputError, StorageError, extras
+from limba.config import ConfigError, DataConfig, InputError, StorageError, extras, without_credentials
 from limba.data import user_code
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
 from limba.data.objectives.supervised import is_supervised, prefix_of, with_prefix
@@ -311,6 +311,23 @@ def pinned_revisions(task: Provider) -> dict[str, str]:
     """Returns task name -> commit of each hub data set that is pinned."""
     sources = _hub_sources(task).items()
     return {name: source.revision for name, source in sources if source.revision and source.is_pinned}
+
+
+def trained_validation(part: Task, config: DataConfig) -> str:
+    """Returns a sentence, without a period, that names a task's files of both training and validation; "" without any.
+
+    Raises InputError if a split or its files do not exist. After `check_sources` no file is listed again.
+    """
+    source = unit_sources(part).get(part.name)
+    if source is None or config.validation_split == config.train_split:  # who names one split for both means it
+        return ""
+    shared = [without_credentials(path) for path in source.shared_files(config.validation_split, config.train_split)]
+    if not shared:
+        return ""
+    named = shared[0] if len(shared) == 1 else f"{len(shared):,} files, such as {shared[0]},"
+    verb = "is" if len(shared) == 1 else "are"
+    where = "in the validation split and in the training split"
+    return f"{named} {verb} {where}: the run is validated on text that it trains on"
 
 
 def check_sources(task: Provider, config: DataConfig) -> None:

@@ -109,6 +109,11 @@ def _checked(task: Provider, config: RunConfig) -> dict[str, int]:
             " are plain text here, and the rules of tokenizer.json may be others.", other, path,
         )  # fmt: skip
     data_tasks.check_sources(task, config.data)
+    for part in data_tasks.parts_of(task):
+        if said := data_tasks.trained_validation(part, config.data):
+            logger.warning(
+                "%s; move the validation files to where no pattern of the training files matches them.", said
+            )
     return lengths
 
 

@@ -353,6 +353,40 @@ def test_a_file_whose_name_could_be_a_pattern_is_found(run: RunConfig, tmp_path:
     assert {line.level for line in section.lines} == {"ok"}, section.lines
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_validation_files_that_are_trained_on_are_said(
+    run: RunConfig, count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a pattern of the training files that matches the validation files too; at the start of a run as well."""
+    for name in ("train.jsonl", *(f"val-{number}.jsonl" for number in range(count))):
+        source = Path("train.jsonl" if name == "train.jsonl" else "validation.jsonl")
+        (tmp_path / name).write_bytes(source.read_bytes())
+    files = {"train": f"{tmp_path}/*.jsonl", "validation": f"{tmp_path}/val-*.jsonl"}
+    first = f"{tmp_path}/val-0.jsonl"
+    named = f"{first} is" if count == 1 else f"2 files, such as {first}, are"
+    said = f"{named} in the validation split and in the training split: the run is validated on text that it trains on"
+    wrong = with_data(run, data_files=files)
+    line = the_line(section_of(wrong), "in the training split")
+    assert (line.level, line.code, line.text) == ("warning", "trained-validation", f"{said}.")
+    task_of_run(wrong)
+    warnings = [record.getMessage() for record in caplog.records if "in the training split" in record.getMessage()]
+    assert warnings == [f"{said}; move the validation files to where no pattern of the training files matches them."]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"data_files": "train.jsonl"},  # carved out of the training text, document by document
+        {"data_files": {"train": "train.jsonl"}, "validation_split": "train"},
+        {"data_files": {"train": "train.jsonl", "validation": "validation.jsonl"}, "validation_split": "train"},
+    ],
+)
+def test_other_validation_text_is_not_said_to_be_trained_on(run: RunConfig, changes: dict[str, Any]) -> None:
+    section = section_of(with_data(run, **changes))
+    assert "trained-validation" not in {line.code for line in section.lines}
+
+
 @pytest.mark.parametrize("count", [2, 12])
 def test_many_equal_files_are_one_warning_whose_fix_leaves_one(run: RunConfig, tmp_path: Path, count: int) -> None:
     for number in range(count):

@@ -47,6 +47,15 @@ class Unit:
         path = without_credentials(self.path)
         return path if self.stop is None else f"{path}[{self.start}:{self.stop}]"
 
+    def overlaps(self, other: Unit) -> bool:
+        """Returns whether two units of one file have a part in common.
+
+        >>> Unit("a.txt", 0, 5).overlaps(Unit("a.txt", 5, 9)), Unit("a.txt").overlaps(Unit("a.txt", 5, 9))
+        (False, True)
+        """
+        begins_before_end = other.stop is None or self.start < other.stop
+        return begins_before_end and (self.stop is None or other.start < self.stop)
+
     @property
     def place(self) -> str:
         """The name of the unit in messages."""

@@ -241,6 +241,23 @@ class Splits:
                 self._units[patterns] = self.list_units(patterns)
             return self._units[patterns]
 
+    def shared_files(self, split: str, other: str) -> list[str]:
+        """Returns the files of which both splits read the same part, in order; none for splits carved out of one list.
+
+        Raises InputError if a split or its files do not exist.
+        """
+        if self.is_carved(split) and self.is_carved(other):
+            return []
+        of_other: dict[str, list[listing.Unit]] = {}
+        for unit in self.units(other):
+            of_other.setdefault(unit.path, []).append(unit)
+        shared: dict[str, None] = {}  # as a set with an order
+        for unit in self.units(split):
+            # A split of TFDS may be a slice, which begins in a file where the other one ends.
+            if unit.path not in shared and any(map(unit.overlaps, of_other.get(unit.path, ()))):
+                shared[unit.path] = None
+        return list(shared)
+
     def list_shards(self, split: str) -> Sequence[str]:
         return [unit.name for unit in self.units(split)]
 

@@ -104,6 +104,10 @@ def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
         if line is None:
             raise
         yield line
+    for part in run.parts:
+        if said := run.trained_validation(part):
+            fix = "move the validation files to where no pattern of the training files matches them"
+            yield Line("warning", f"{said}.", fix, "trained-validation")
 
 
 def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
