@@ -62,6 +62,17 @@ def test_columns_are_those_that_training_reads(name: str, content: str, tmp_path
     assert survey(str(path), "innhold").documents == 2
 
 
+@pytest.mark.parametrize("column", ["body.nb", "avsnitt"])
+def test_the_column_that_is_read_is_among_the_columns(column: str, tmp_path: Path) -> None:
+    """Its text is in another value, so that it is not one of the columns that hold text themselves."""
+    path = tmp_path / "a.jsonl"
+    row = {"text": "En", "body": {"nb": "To"}, "avsnitt": ["Tre", "Fire"]}
+    path.write_text(json.dumps(row) + "\n")
+    counts = survey(str(path), column)
+    assert (counts.column, counts.columns) == (column, ("text", column))
+    assert survey(str(path)).columns == ("text",)
+
+
 def test_a_dictionary_of_parquet_is_text(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"innhold": pyarrow.array(TEXTS).dictionary_encode()}), path)

@@ -23,7 +23,7 @@ class Survey(NamedTuple):
     """A corpus's figures; `documents` and `bytes` (of text) are estimated from a part of it unless `is_whole`."""
 
     column: str
-    columns: Sequence[str]  # those that hold text, in the first file; () where that is not known
+    columns: Sequence[str]  # those that hold text, in the first file, and `column`; () where that is not known
     files: int
     documents: int
     bytes: int
@@ -53,6 +53,8 @@ def survey(corpus: str, column: str | None = None, progress: Callable[[int], obj
     counted = _counted(source, progress)
     if not counted.documents:
         raise InputError(f"{source.name} holds no document with text; give files with text in them.")
+    if columns and chosen not in columns:  # a nested field, a list of texts, or one that the first record lacks
+        columns = (*columns, chosen)
     return counted._replace(column=chosen, columns=columns, files=len(files))
 
 
