@@ -59,7 +59,7 @@ class Status(RunDirectory):
             lines = [
                 *self._standing_line(newest, holder),
                 f"run          {self.path}",
-                *_training_lines(train, config),
+                *(_training_lines(train, config) if train else [_line_without_steps(newest, holder)]),
                 *_stage_line(train, config),
                 *_validation_line(records),
                 _checkpoint_line(newest),
@@ -82,10 +82,17 @@ class Status(RunDirectory):
 # directory of the newest checkpoint.
 
 
+def _line_without_steps(newest: tuple[int, epath.Path] | None, holder: Heartbeat) -> str:
+    """Returns the line in place of `_training_lines` where no step is recorded."""
+    if holder.content is not None:  # somebody holds the directory
+        return "step         none yet: the run starts, or compiles its step"
+    if newest is None:
+        return "step         none yet"
+    return "step         not known: no step is recorded here, as in a run's best/ or without its metrics.jsonl"
+
+
 def _training_lines(train: Sequence[Json], config: RunConfig | None) -> list[str]:
     """Returns the step, the time to the end, the loss and the speed."""
-    if not train:
-        return ["step         none yet: the run starts, or compiles its step"]
     last = train[-1]
     recent = train[-NUM_RECENT:]
     seconds_per_step = statistics.median(record["seconds_per_step"] for record in recent)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -91,7 +92,24 @@ def test_how_a_run_ended_last_is_said(records: tuple[str, ...], first_line: str,
         file.writelines(records)
     lines = Status(directory).lines()
     assert lines[0].startswith(first_line), lines
-    assert any(line.startswith(step or "step         none yet") for line in lines), lines
+    assert any(line.startswith(step or "step         not known") for line in lines), lines
+
+
+def test_a_start_is_said_only_of_a_run_that_somebody_holds(directory: Path) -> None:
+    """The best step of a run, and a run whose metrics are gone, have a checkpoint and no steps."""
+
+    def step_line() -> str:
+        (line,) = (line for line in Status(epath.Path(directory)).lines() if line.startswith("step "))
+        return line
+
+    (directory / "metrics.jsonl").write_text(bound("start", 0))
+    assert step_line() == (
+        "step         not known: no step is recorded here, as in a run's best/ or without its metrics.jsonl"
+    )
+    with held(str(directory)):
+        assert step_line() == "step         none yet: the run starts, or compiles its step"
+    shutil.rmtree(directory / "checkpoints")
+    assert step_line() == "step         none yet"
 
 
 def test_the_stage_that_is_read_and_the_next_one(directory: Path) -> None:
