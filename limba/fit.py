@@ -44,6 +44,17 @@ ON_PAIRS = "gin/runs/finetune_pairs.gin"
 # A model of minutes hardly moves at T5's rate for fine-tuning, 0.001, which is one for models of weeks.
 YOUNG_STEPS = 5_000
 YOUNG_RATE = 0.02
+# What a gin file would say in an argument's place: the name, and its field.
+OF_ARGUMENTS = {
+    "steps": ("TRAIN_STEPS", "config.RunConfig.train_steps"),
+    "minutes": ("TRAIN_STEPS", "config.RunConfig.train_steps"),
+    "model_dir": ("MODEL_DIR", "config.RunConfig.model_dir"),
+    "start": ("INITIAL_CHECKPOINT_PATH", "config.RunConfig.initial_checkpoint_path"),
+    "model": ("INITIAL_CHECKPOINT_PATH", "config.RunConfig.initial_checkpoint_path"),
+    "vocabulary": ("VOCABULARY", "config.DataConfig.vocabulary"),
+    "texts": ("CORPUS", "COLUMN", "config.DataConfig.data_files", "config.DataConfig.column"),
+    "pairs": ("CORPUS", "COLUMN", "config.DataConfig.data_files", "config.DataConfig.column"),
+}
 SHORT = 20  # letters of a text without a space that may still be a sentence, as in Japanese
 
 
@@ -80,7 +91,7 @@ def pretrain(
     Traceback (most recent call last):
     limba.config.errors.InputError: Both steps and minutes are given; leave out one of them.
     """
-    choices, names = _options(options)
+    choices, names = _options(options, texts=texts, start=start, vocabulary=vocabulary)
     rows = Rows(texts, {"text": text})
     if like is None:
         like = FROM_SCRATCH if start is None else ON_FROM
@@ -126,7 +137,7 @@ def finetune(
     Traceback (most recent call last):
     limba.config.errors.InputError: There is no option 'step'; did you mean steps?
     """
-    choices, names = _options(options)
+    choices, names = _options(options, model=model, pairs=pairs)
     rows = Rows(pairs, {"inputs": inputs, "targets": targets})
     source = model.source if isinstance(model, TrainedModel) else sources.find(str(model))
     if source.model.is_encoder or not source.model.has_logits:
@@ -189,8 +200,11 @@ def _network_of(source: sources.Source) -> dict[str, object]:
     return fields
 
 
-def _options(arguments: Mapping[str, object]) -> tuple[Options, dict[str, object]]:
-    """Returns the options, and the names of a gin file, which have capitals or a dot."""
+def _options(arguments: Mapping[str, object], **others: object) -> tuple[Options, dict[str, object]]:
+    """Returns the options, and the names of a gin file, which have capitals or a dot.
+
+    `others` are the function's other arguments. Raises InputError for options that are unknown, wrong, or given twice.
+    """
     names = {name: value for name, value in arguments.items() if name.isupper() or "." in name}
     known = [field.name for field in dataclasses.fields(Options)]
     for name in arguments.keys() - names.keys() - set(known):
@@ -201,6 +215,7 @@ def _options(arguments: Mapping[str, object]) -> tuple[Options, dict[str, object
     options = Options(**chosen)  # pyright: ignore[reportArgumentType]
     if options.steps is not None and options.minutes is not None:
         raise InputError("Both steps and minutes are given; leave out one of them.")
+    _check_given_once({**vars(options), **others}, names)
     for name in ("steps", "minutes"):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, int | float) and value > 0):
@@ -209,6 +224,16 @@ def _options(arguments: Mapping[str, object]) -> tuple[Options, dict[str, object
         if getattr(options, name) is not None and not callable(getattr(options, name)):
             raise InputError(f"{name} is {getattr(options, name)!r}; give a function of (step, figures).")
     return options, names
+
+
+def _check_given_once(arguments: Mapping[str, object], names: Mapping[str, object]) -> None:
+    """Raises InputError for a name of a gin file beside the argument that says the same."""
+    for argument, same in OF_ARGUMENTS.items():
+        if arguments.get(argument) is None:
+            continue
+        for name in same:
+            if name in names:
+                raise InputError(f"Both {argument} and {name} are given; leave out {name}.")
 
 
 def _directory(options: Options, kind: str, rows: Rows, *choices: object) -> str:

@@ -73,6 +73,8 @@ def worded(sentence: str, names: Mapping[str, str]) -> str:
     >>> both = {"AConfig.seed": "SEED", "BConfig.seed": "SEED"}
     >>> worded("AConfig.seed is 1; BConfig.seed is 1; x", both), worded("set AConfig.seed or BConfig.seed.", both)
     ('SEED is 1; x', 'set SEED.')
+    >>> worded("The run is changed: AConfig.seed is 1; BConfig.seed is 1.", both)
+    'The run is changed: SEED is 1.'
     """
     if not names:
         return sentence
@@ -82,8 +84,15 @@ def worded(sentence: str, names: Mapping[str, str]) -> str:
         fields = placeholder[0].split(" or ")
         return " or ".join(dict.fromkeys(names.get(field, field) for field in fields))
 
-    clauses = _PLACEHOLDER.sub(typed, sentence).split("; ")
-    return "; ".join(dict.fromkeys(clauses))
+    text = _PLACEHOLDER.sub(typed, sentence)
+    end = "." if text.endswith(".") else ""
+    clauses = list[str]()
+    for clause in text.removesuffix(end).split("; "):
+        # The first clause of a list has the words before the list in front of it.
+        is_repeated = any(before == clause or before.endswith(f": {clause}") for before in clauses)
+        if not is_repeated:
+            clauses.append(clause)
+    return "; ".join(clauses) + end
 
 
 class SentenceError(Exception):

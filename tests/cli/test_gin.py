@@ -2,7 +2,9 @@
 
 import dataclasses
 import enum
+import operator
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from etils import epath
 
 from limba.cli.flags import parse_args
-from limba.cli.gin import read_gin, read_model, read_run, text_elsewhere
+from limba.cli.gin import read_gin, read_model, read_run, statements, text_elsewhere
 from limba.cli.gin.statements import Macro, Reference, Source, read_text
 from limba.config import ConfigError, InputError, errors
 from limba.data import task_modules
@@ -26,6 +28,36 @@ DIRECTORY = "MODEL_DIR=gs://bucket/run"
 @pytest.fixture(autouse=True)
 def _no_task_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_modules, "import_all", lambda modules: None)
+
+
+T5 = ["gin/models/t5_1_1/base.gin", "gin/runs/pretrain.gin"]
+LM = ["gin/models/lm/tiny.gin", "gin/runs/pretrain_lm.gin"]
+ENCODER = ["gin/models/encoder/tiny.gin", "gin/runs/pretrain_encoder.gin"]
+FINETUNE = ["gin/models/t5_1_1/base.gin", "gin/runs/finetune.gin"]
+INFER = ["gin/models/t5_1_1/base.gin", "gin/runs/infer.gin"]
+CHOICES = [DIRECTORY, "MIXTURE_OR_TASK_NAME=any", "TRAIN_STEPS=100", "DROPOUT_RATE=0.0"]
+ROWS = "TASK_FEATURE_LENGTHS={'inputs': 512}"
+WITH_ROWS = {"T5": (T5, ROWS), "LM": (LM, "TASK_FEATURE_LENGTHS={'targets': 512}")}
+WITH_ROWS["encoder"] = (ENCODER, "TASK_FEATURE_LENGTHS={'targets': 512}")
+# Names that the documentation offers for any run: with a value that is not the default, and what else they need.
+OFFERED = {
+    "NUM_EPOCHS": (3, "data.num_epochs", []),
+    "PREFIX": ("fill: ", "data.prefix", []),
+    "NOISE_DENSITY": (0.2, "data.noise_density", []),
+    "MEAN_NOISE_SPAN_LENGTH": (4.0, "data.mean_noise_span_length", []),
+    "FROZEN": (("encoder",), "optimizer.frozen", []),
+    "DECAY_STEPS": (0.2, "optimizer.schedule.decay_steps", ["config.ScheduleConfig.name=warmup_stable_decay"]),
+    "BEST_METRIC": ("bits_per_byte", "checkpoint.best_metric", []),
+    "BEST_MODE": ("min", "checkpoint.best_mode", []),
+    "PATIENCE": (3, "evaluation.patience", ["BEST_METRIC=loss"]),
+    "NUM_EXAMPLES": (10, "evaluation.num_examples", []),
+    "PROMPTS": (("A text",), "evaluation.prompts", []),
+    "MAX_TOKENS": (9, "generation.max_tokens", []),
+    "NUM_BEAMS": (2, "generation.num_beams", ["SAMPLE=False", "TEMPERATURE=1.0", "TOP_K=None"]),
+    "TEMPERATURE": (0.5, "generation.temperature", ["SAMPLE=True"]),
+    "TOP_K": (3, "generation.top_k", ["SAMPLE=True"]),
+    "TOP_P": (0.9, "generation.top_p", ["SAMPLE=True"]),
+}
 
 
 def write(folder: Path, text: str) -> str:
@@ -382,3 +414,53 @@ def test_a_config_gin_that_was_edited_by_hand_is_refused(line: str, reason: str,
     text = read_run([write(tmp_path, "")]).text
     with pytest.raises(InputError, match=f"config.gin line .*{reason}"):
         text_elsewhere(text + line, "config.gin", "/new")
+
+
+@pytest.mark.parametrize("kind", WITH_ROWS)
+@pytest.mark.parametrize("name", OFFERED)
+def test_the_names_of_the_documentation_are_taken_with_every_kind_of_run(name: str, kind: str, tmp_path: Path) -> None:
+    files, rows = WITH_ROWS[kind]
+    value, field, others = OFFERED[name]
+    given = read_run(files, [*CHOICES, rows, *others, f"{name}={value!r}"]).config
+    (tmp_path / "mine.gin").write_text("".join(f"include '{file}'\n" for file in files) + f"{name} = {value!r}\n")
+    written = read_run([str(tmp_path / "mine.gin")], [*CHOICES, rows, *others]).config
+    assert operator.attrgetter(field)(given) == value
+    assert given == written
+
+
+@pytest.mark.parametrize("files", [T5, LM, ENCODER, FINETUNE, INFER], ids=operator.itemgetter(1))
+def test_the_tables_of_the_settings_name_what_every_run_has(files: list[str]) -> None:
+    """All but the names of a kind of model, for which the page says so."""
+    tables = [line for line in (ROOT / "docs/settings.md").read_text().splitlines() if line.startswith("| `")]
+    names = {name for line in tables for name in re.findall(r"`([A-Z_]{4,})`", line.split(" | ")[0])}
+    known = {binding.name for binding in statements.read(files).bindings}
+    assert {"NUM_EPOCHS", "PATIENCE", "TOP_P", "BATCH_SIZE", "DTYPE"} <= names
+    assert not names - known
+
+
+def test_samples_of_a_language_model_have_one_length_under_two_names() -> None:
+    files, rows = WITH_ROWS["LM"]
+    for name in ("SAMPLE_TOKENS", "MAX_TOKENS"):
+        run = read_run(files, [*CHOICES, rows, f"{name}=9"]).config
+        assert run.generation.max_tokens == run.evaluation.sampling.max_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("WEIGHT_DECAY", "config.OptimizerConfig.weight_decay"),
+        ("MASK_SHARE", "config.DataConfig.mask_share"),
+        ("REPLAY", "config.DataConfig.replay_files"),
+        ("NEW_VOCABULARY_SIZE", "config.DataConfig.new_vocabulary_size"),
+    ],
+)
+def test_a_name_of_other_runs_is_refused_with_its_field(name: str, field: str) -> None:
+    with pytest.raises(InputError, match=f"sets {name}, which nothing uses; set its field, {field}, in its") as error:
+        read_run(T5, [*CHOICES, ROWS, f"{name}=1"])
+    assert error.value.fix == f"{field} = 1"
+
+
+def test_a_network_without_a_file_of_its_own_has_the_field_of_its_rows() -> None:
+    """gin/demo_gaps.gin gives VOCAB_SIZE to a second field too."""
+    with pytest.raises(InputError, match=r"set its field, config\.ModelConfig\.vocab_size, in its place\.$"):
+        read_run(["gin/runs/pretrain.gin"], [*CHOICES[:-1], ROWS, "VOCAB_SIZE=384"])

@@ -172,6 +172,11 @@ def test_what_a_resumed_run_changes_is_said_once(config: RunConfig) -> None:
     changed = dataclasses.replace(config, model=dataclasses.replace(MODEL, dropout_rate=0.1))
     (line,) = start.found_wrong(changed)
     assert line.text == "This resumed run is changed: ModelConfig.dropout_rate is 0.1 (it was 0.0)."
+    # One name of a gin file sets both seeds.
+    reseeded = dataclasses.replace(config, random_seed=1, data=dataclasses.replace(config.data, seed=1))
+    names = {"RunConfig.random_seed": "RANDOM_SEED", "DataConfig.seed": "RANDOM_SEED"}
+    (text,) = start.at_start(reseeded, names)
+    assert text.startswith("This resumed run is changed: RANDOM_SEED is 1 (it was 0). Fix: ")
     data: dict = {}
     said = list(differences.with_saved_run(changed, data))
     assert data["differs_from_saved_run"] == ["ModelConfig.dropout_rate"] and said[-1].level == "warning"

@@ -247,6 +247,13 @@ def test_an_encoder_is_fine_tuned_elsewhere(network: ModelConfig, tmp_path: Path
         ({"step": 3}, r"There is no option 'step'; did you mean steps\?"),
         ({"wait": 3}, r"There is no option 'wait'; choose from steps, minutes, model_dir, on_log, on_evaluation\."),
         ({"steps": 3, "minutes": 1}, r"Both steps and minutes are given; leave out one of them\."),
+        ({"steps": 4, "TRAIN_STEPS": 3}, r"Both steps and TRAIN_STEPS are given; leave out TRAIN_STEPS\."),
+        ({"minutes": 4, "config.RunConfig.train_steps": 3}, r"Both minutes and config\.RunConfig\.train_steps are"),
+        ({"MODEL_DIR": "z"}, r"Both model_dir and MODEL_DIR are given; leave out MODEL_DIR\."),
+        ({"CORPUS": "a.jsonl"}, r"Both texts and CORPUS are given; leave out CORPUS\."),
+        ({"COLUMN": "body"}, r"Both texts and COLUMN are given"),
+        ({"vocabulary": "byte", "VOCABULARY": "a.model"}, r"Both vocabulary and VOCABULARY are given"),
+        ({"start": "a", "INITIAL_CHECKPOINT_PATH": "b"}, r"Both start and INITIAL_CHECKPOINT_PATH are given"),
         ({"minutes": 0}, r"minutes is 0; give a number above 0\."),
         ({"on_log": "yes"}, r"on_log is 'yes'; give a function of \(step, figures\)\."),
         ({"BATCH": 3}, r"BATCH"),
@@ -256,6 +263,15 @@ def test_wrong_options_are_told(options: dict[str, Any], sentence: str, tmp_path
     with pytest.raises(limba.InputError, match=sentence):
         limba.pretrain(["A text of words."], **({"model_dir": str(tmp_path)} | options))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("CORPUS", "pairs"), ("config.DataConfig.data_files", "pairs"), ("INITIAL_CHECKPOINT_PATH", "model")],
+)
+def test_what_a_fine_tuning_is_given_is_given_once(name: str, argument: str) -> None:
+    with pytest.raises(limba.InputError, match=f"Both {argument} and {name} are given; leave out {name}"):
+        limba.finetune("nowhere", [("a", "b")], **{name: "a.jsonl"})
 
 
 def test_a_gin_file_is_no_configuration() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from limba import config, tool_registry
+from limba.cli.gin.macros import field_of
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.cli.gin.unread import unread_choices
 from limba.config import InputError, Open, RunConfig, did_you_mean, kinds, nearest
@@ -353,9 +354,18 @@ def _check_field(binding: Binding) -> None:
 
 
 def _unused(binding: Binding, used_macros: set[str]) -> InputError:
-    """Returns the error for a macro that nothing uses, with the nearest one that is used, or Limba's name for it."""
+    """Returns the error for a macro that nothing uses.
+
+    It says Limba's name for T5X's, the field of a name that other gin files have, or the nearest name that is used.
+    """
     migrate = tool_registry.find("migrate")
     ours = "" if migrate is None else migrate.our_macro(binding.name)
+    field_name = "" if ours else field_of(binding.name)
+    if field_name:
+        return InputError(
+            f"{binding.location} sets {binding.name}, which nothing uses; set its field, {field_name}, in its place.",
+            fix=f"{field_name} = {binding.value!r}",
+        )
     near = _advice(binding.name) if ours else did_you_mean(binding.name, used_macros)
     right = ours or nearest(binding.name, used_macros)
     fix = f"{right} = {binding.value!r}" if right else None

@@ -99,13 +99,13 @@ RATE_OF_ENCODER = """# AdamW's rate for encoders; 0.0002 to 0.001 are usual. It 
 LEARNING_RATE = 0.0005
 WARMUP_STEPS = 0.02
 config.ScheduleConfig.name = 'warmup_stable_decay'
-config.ScheduleConfig.decay_steps = 0.7"""
+DECAY_STEPS = 0.7"""
 RATE_ON = """# {whose} rate for what goes on from a published model; {low} to {high} are usual. It rises for 2 % of the
 # run, and falls to 0 over the last 70 %.
 LEARNING_RATE = {value}
 WARMUP_STEPS = 0.02
 config.ScheduleConfig.name = 'warmup_stable_decay'
-config.ScheduleConfig.decay_steps = 0.7"""
+DECAY_STEPS = 0.7"""
 RATES_ON = {
     "t5": ("T5's", "0.0003", "0.003", "0.001"),
     "lm": ("AdamW's", "0.00003", "0.0003", "0.0001"),
@@ -127,10 +127,10 @@ UNSPACED = """
 # Each evaluation shows what the model writes there. They are from the validation text.
 PROMPTS = {
     "t5": """# Sentences of the validation text, whose gaps each evaluation fills.
-config.EvaluationConfig.prompts = (
+PROMPTS = (
 {prompts})
 config.EvaluationConfig.sampling = @config.GenerationConfig()
-config.GenerationConfig.max_tokens = 24
+MAX_TOKENS = 24
 """,
     "lm": """# Beginnings of sentences of the validation text, which each evaluation continues.
 PROMPTS = (
@@ -145,9 +145,9 @@ PROMPTS = (
 # Muennighoff et al. 2023 (arXiv:2305.16264) on passes, Xue et al. 2023 (arXiv:2305.13230) on dropout.
 REPEATED = """# More than {free} passes are worth less than new text: the best step is kept, and the run ends when the
 # validation loss has not fallen for so many evaluations.
-config.CheckpointConfig.best_metric = 'loss'
-config.CheckpointConfig.best_mode = 'min'
-config.EvaluationConfig.patience = {patience}
+BEST_METRIC = 'loss'
+BEST_MODE = 'min'
+PATIENCE = {patience}
 """
 EINSUM = """  # with a scaled loss, since {chip} has no bfloat16
 config.ModelConfig.attention = 'einsum'  # which {chip} needs: no attention kernel runs there"""
