@@ -262,7 +262,7 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     (PROMPT, {"hf/tokenizer_config.json": b"\xff"}, "is not text in UTF-8"),
     (PROMPT, changed("hf/tokenizer_config.json", extra_ids="x"), "extra_ids"),
     # A ByT5, which hf is, reads neither of these two.
-    (PROMPT, {"hf/tokenizer_config.json": b"{}", "hf/spiece.model": b"junk"}, "spiece.model cannot be read as a T5Tokenizer"),
+    (PROMPT, {"hf/tokenizer_config.json": b"{}", "hf/spiece.model": b"junk"}, "cannot be read as a T5Tokenizer"),
     (PROMPT, {"hf/tokenizer_config.json": b"{}", "hf/tokenizer.json": b"{}"}, "tokenizer.json"),
     ("generate lm --prompt=a", changed("lm/config.json", num_attention_heads=0), "lm/config.json"),
     ("generate lm --prompt=a", changed("lm/config.json", hidden_act="tanh"), "tanh"),
