@@ -56,10 +56,16 @@ class MeshConfig:
         return data, self.fsdp, self.model
 
 
+# Figures of an evaluation, perhaps with a task before and a script behind: 'loss', 'mine/bits_per_byte'.
+LESS_IS_BETTER = re.compile(r"(^|/)(loss|perplexity|bits_per_byte|\w*error_rate|other_changes)($|/)")
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
     """When the state and the data position are saved, and how many are kept.
 
+    >>> CheckpointConfig(best_metric="bits_per_byte").best_mode, CheckpointConfig(best_metric="chrf++").best_mode
+    ('min', 'max')
     >>> CheckpointConfig(every_steps=0)
     Traceback (most recent call last):
     limba.config.errors.ConfigError: CheckpointConfig.every_steps is 0; ...
@@ -68,7 +74,8 @@ class CheckpointConfig:
     every_steps: PositiveInt | Literal["epoch"] = 10_000  # or at the end of each epoch
     keep: PositiveInt | None = 5  # number of newest checkpoints to keep; None: all
     best_metric: str | None = None  # 'loss', 'chrf', …: the step with the best value is saved in model_dir/best
-    best_mode: Annotated[str, choice("max", "min")] = "max"  # which value of it is the best
+    # Which value of it is the best; None: the least of losses, bits per byte and rates of errors, else the greatest.
+    best_mode: Annotated[str, choice("max", "min")] | None = None
     # What is compared with a checkpoint's manifest before it is used: the checksum of every byte, or only the files'
     # names and sizes, which finds files that are missing or cut, and not a changed byte.
     verify: Annotated[str, choice("checksums", "sizes")] = "checksums"
@@ -76,6 +83,9 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         kinds.check(self)
+        if self.best_mode is None:
+            is_least = self.best_metric is not None and LESS_IS_BETTER.search(self.best_metric) is not None
+            object.__setattr__(self, "best_mode", "min" if is_least else "max")
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Mixture(LikeSeqio):
     def get_rate(self, task: Task) -> float:
         """Returns a task's rate; a nested mixture's rate is divided among its tasks by their own rates.
 
-        Raises InputError for what a function gives that is no rate.
+        Raises InputError for a function that gives anything but a rate.
         """
         rate = self._rate(task.name) if task.name in self._rates else 0.0
         for name, (provider, _) in self._rates.items():

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from gcsfs.retry import HttpError
 
+from limba.cli.gin import read_run
 from limba.config import CheckpointConfig, EvaluationConfig, InputError, RunConfig, StorageError
 from limba.evaluation.text import TextEvaluation
 from limba.storage import files
@@ -23,6 +24,10 @@ from limba.training.loop import Loop
 from tests import tiny
 from tests.training.checkpoints import states
 
+CHOICES = (
+    "MODEL_DIR=gs://bucket/run", "MIXTURE_OR_TASK_NAME=t5_mlm", "TASK_FEATURE_LENGTHS={'inputs': 64}", "TRAIN_STEPS=9",
+    "INITIAL_CHECKPOINT_PATH=None", "DROPOUT_RATE=0.0",
+)  # fmt: skip
 POSITIONS = {0: {"about": {}, "batch": 0}}
 DOWN = HttpError({"code": 503, "message": "Service Unavailable"})  # no OSError
 
@@ -75,6 +80,28 @@ def test_another_metric_is_not_compared_with_the_old_one_s_value(
     assert record_in(tmp_path) == {**wanted, "figures": {metric: figure}}
     caplog.clear()
     assert Best(config_of(tmp_path, metric, mode))._record == record_in(tmp_path) and not caplog.messages
+
+
+LEAST = (
+    "loss",
+    "mine/loss",
+    "perplexity",
+    "bits_per_byte",
+    "bits_per_byte/cyrillic",
+    "word_error_rate",
+    "other_changes",
+)
+GREATEST = (None, "token_accuracy", "chrf++", "bleu-zh", "mine/exact_match", "letter/ă", "lossless")
+
+
+def test_the_mode_follows_from_the_metric() -> None:
+    assert {CheckpointConfig(best_metric=name).best_mode for name in LEAST} == {"min"}
+    assert {CheckpointConfig(best_metric=name).best_mode for name in GREATEST} == {"max"}
+    assert CheckpointConfig(best_metric="loss", best_mode="max").best_mode == "max"  # who says so means it
+    for file in ("gin/runs/pretrain.gin", "gin/runs/finetune.gin"):
+        for name, mode in (("loss", "min"), ("chrf++", "max")):
+            run = read_run(["gin/models/t5_1_1/small.gin", file], [*CHOICES, f"BEST_METRIC={name}"])
+            assert run.config.checkpoint.best_mode == mode
 
 
 def test_a_later_step_that_nothing_records_is_not_taken_for_the_best(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def _check_place(source: Source) -> None:
         return
     file = binding.location.rpartition(" line ")[0]
     folder = source.runs.get(file)
-    if folder is None or not (folder / "checkpoints").is_dir():  # a copy of the file alone is no run
+    if folder is None or not (folder / "checkpoints").is_dir():  # a copy of the file alone
         return
     named_folder = Path(os.path.expanduser(binding.value)).resolve()
     if "://" in binding.value or not folder.is_relative_to(named_folder):  # a run's best step lies inside of it

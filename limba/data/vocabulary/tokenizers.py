@@ -247,7 +247,7 @@ def _unread_letter(tokenizer: tokenizers.Tokenizer, text: str) -> str | None:
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Returns whether `tokenizers` may have raised this: it has no error of its own, and a panic is no Exception.
+    """Returns whether `tokenizers` may have raised this: it has no error of its own, and a panic isn't an Exception.
 
     >>> is_of_library(ValueError()), is_of_library(KeyboardInterrupt())
     (True, False)
