@@ -11,6 +11,7 @@ In a text the name of a special token becomes that token here, as in transformer
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,7 +197,7 @@ def open_address(address: str) -> PublishedVocabulary:
 
 def check_bytes(folder: epath.Path) -> None:
     """Raises InputError for a ByT5 with tokens beside its bytes, its sentinels and the special tokens of each ByT5."""
-    files = Files.of(folder)
+    files = dataclasses.replace(Files.of(folder), tokenizer_json=None)  # which the class does not read
     tokens = [*files.tokens_by_id.values(), *files.roles({}).values(), *(files.extra or ())]
     names = dict.fromkeys(name_of(token) for token in tokens)
     own = [name for name in names if name not in SPECIALS and not _SENTINEL.fullmatch(name)]
