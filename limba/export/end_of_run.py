@@ -82,7 +82,7 @@ def _check_last_step(config: RunConfig, destination: FolderDestination, is_in_ru
 
     In the run's own directory a folder of an earlier checkpoint of this run is made again.
     """
-    if config.train_steps is None or config.checkpoint.best_metric is not None:  # another step may be exported
+    if config.train_steps is None:  # the data's end says it
         return
     address = destination.address_of(config.train_steps)
     record = destination.record_at(address)

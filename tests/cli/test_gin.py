@@ -432,7 +432,9 @@ def test_the_names_of_the_documentation_are_taken_with_every_kind_of_run(name: s
 def test_the_tables_of_the_settings_name_what_every_run_has(files: list[str]) -> None:
     """All but the names of a kind of model, for which the page says so."""
     tables = [line for line in (ROOT / "docs/settings.md").read_text().splitlines() if line.startswith("| `")]
-    names = {name for line in tables for name in re.findall(r"`([A-Z_]{4,})`", line.split(" | ")[0])}
+    names: set[str] = set()
+    for line in tables:
+        names.update(re.findall(r"`([A-Z_]{4,})`", line.split(" | ")[0]))
     known = {binding.name for binding in statements.read(files).bindings}
     assert {"NUM_EPOCHS", "PATIENCE", "TOP_P", "BATCH_SIZE", "DTYPE"} <= names
     assert not names - known
